@@ -1,0 +1,20 @@
+"""Speculative decoding in JAX: decode and serve language models faster, with exactly their distribution."""
+
+from jspec.decode import Method, Models
+from jspec.engine import Engine
+from jspec.load import load, with_drafter
+from jspec.results import Counters, Piece, Result, TokenLogProb
+from jspec.settings import Settings
+
+__all__ = [
+    "Counters",
+    "Engine",
+    "Method",
+    "Models",
+    "Piece",
+    "Result",
+    "Settings",
+    "TokenLogProb",
+    "load",
+    "with_drafter",
+]

@@ -1,0 +1,62 @@
+"""A measurement as a table for people and as JSON for programs."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from jspec.bench.costs import Cost
+from jspec.bench.measure import Measurement
+
+
+def measurement_table(measurements: Sequence[Measurement]) -> Table:
+    """One row per task and variant."""
+    table = Table(title="plain against speculative, medians of interleaved repeats")
+    for heading in ("task", "variant", "tokens/s", "ratio", "end to end", "mean commit", "by position"):
+        table.add_column(heading, justify="left" if heading in ("task", "variant", "by position") else "right")
+    for heading in ("draft", "target", "rest", "identical"):
+        table.add_column(heading, justify="right")
+    for m in measurements:
+        table.add_row(
+            m.task,
+            m.variant + (" (simulated)" if m.simulated else ""),
+            f"{m.tokens_per_second:.1f} ±{m.spread / 2:.0%}",
+            f"{m.ratio:.2f}x",
+            f"{m.end_to_end_ratio:.2f}x",
+            "-" if m.counters.mean_commit_length is None else f"{m.counters.mean_commit_length:.2f}",
+            " ".join(f"{p:.2f}" for p in m.counters.acceptance_by_position()) or "-",
+            *(f"{m.shares[part]:.0%}" for part in ("draft", "target", "rest")),
+            {None: "-", True: "yes", False: "NO"}[m.identical],
+        )
+    return table
+
+
+def cost_table(costs: Sequence[Cost]) -> Table:
+    """What a draft of each length costs, and what it must bring."""
+    table = Table(title="cost of a round, and the mean commit length that pays for it")
+    for heading in ("draft tokens", "ms per round", "of plain", "break-even mean commit"):
+        table.add_column(heading, justify="right")
+    for cost in costs:
+        table.add_row(
+            str(cost.draft_length),
+            f"{cost.seconds * 1e3:.1f}",
+            f"{cost.relative:.2f}x",
+            f"{cost.relative:.2f}" + (" (needs more than it can accept)" if not cost.attainable else ""),
+        )
+    return table
+
+
+def as_json(measurements: Sequence[Measurement], costs: Sequence[Cost]) -> dict[str, Any]:
+    """Everything in the tables, and the counters behind them."""
+    return {
+        "measurements": [
+            {
+                **dataclasses.asdict(m),
+                "mean_commit_length": m.counters.mean_commit_length,
+                "acceptance_by_position": m.counters.acceptance_by_position(),
+            }
+            for m in measurements
+        ],
+        "costs": [dataclasses.asdict(c) for c in costs],
+    }

@@ -1,0 +1,73 @@
+"""`jspec bench`: drafters against plain decoding, in one run."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from jspec.bench.costs import best_draft_length, round_costs
+from jspec.bench.measure import measure
+from jspec.bench.prompts import PROMPTS, read_prompts
+from jspec.bench.table import as_json, cost_table, measurement_table
+from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype, Model
+from jspec.drafters.simulated import simulated
+from jspec.engine import Engine
+from jspec.load import load, with_drafter
+from jspec.results import add
+from jspec.settings import Settings
+
+
+def bench(
+    model: Model = None,
+    drafter: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
+    draft_length: Annotated[int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")] = None,
+    dtype: Dtype = "float32",
+    task: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PROMPTS)}; default all.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help='JSON Lines with "prompt" and "task" instead.')] = None,
+    max_tokens: Annotated[int, typer.Option()] = 96,
+    temperature: Annotated[float, typer.Option(help="0 = greedy, where tokens are compared with plain's.")] = 0.0,
+    repeats: Annotated[int, typer.Option(help="Interleaved; medians are reported.")] = 5,
+    costs: Annotated[bool, typer.Option(help="Also measure rounds by draft length and the break-even point.")] = True,
+    output: Annotated[Path | None, typer.Option("--json", help="Also write everything to this file.")] = None,
+    compilation_cache: CompilationCache = DEFAULT_CACHE,
+) -> None:
+    """Measures drafters against plain decoding of the same prompts."""
+    console = Console()
+    tasks = PROMPTS if prompts is None else read_prompts(prompts)
+    unknown = set(task or ()) - set(tasks)
+    if unknown:
+        raise ValueError(f"task: expected some of {', '.join(tasks)}, got {', '.join(sorted(unknown))}; pick from these")
+    chosen = {name: texts for name, texts in tasks.items() if not task or name in task}
+    chats = {name: [[{"role": "user", "content": text}] for text in texts] for name, texts in chosen.items()}
+    with console.status("loading") as status:
+        plain = load(model, drafter="plain", dtype=dtype, max_slots=1, compilation_cache=compilation_cache)
+        engines = {"plain": plain}
+        for name in drafter or ["ngram"]:
+            engines[name] = with_drafter(plain, name, draft_length=draft_length)
+        settings = Settings(max_tokens=max_tokens, temperature=temperature)
+        measurements = measure(engines, chats, settings, repeats=repeats, progress=status.update)
+        measured = []
+        if costs:
+            status.update("round costs")
+            prompt = [1 + i % 97 for i in range(200)]
+
+            def engine_for(length: int) -> Engine:
+                fixed = simulated(draft_length=length, accept_lengths=(0,)) if length else "plain"
+                return with_drafter(plain, fixed)
+
+            measured = round_costs(engine_for, prompt, (1, 2, 3, 5, 7))
+    console.print(measurement_table(measurements))
+    for m in measurements:
+        if m.looping:
+            console.print(f"{m.task}: prompts {list(m.looping)} left out, their text is stuck in a loop")
+    if measured:
+        console.print(cost_table(measured))
+        for name in list(engines)[1:]:
+            total = add([m.counters for m in measurements if m.variant == name])
+            length, gain = best_draft_length(measured, total.acceptance_by_position())
+            console.print(f"{name}: best draft length on these prompts {length} (expected {gain:.2f}x of plain)")
+    if output is not None:
+        output.write_text(json.dumps(as_json(measurements, measured), indent=1))
+        console.print(f"written to {output}")

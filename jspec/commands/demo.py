@@ -1,0 +1,92 @@
+"""`jspec demo`: the same prompts plain and speculative, streamed, and a table at the end."""
+
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text as Rich
+
+from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Drafter, Model
+from jspec.engine import Engine, Timings
+from jspec.load import load, with_drafter
+from jspec.results import Counters, Result, add
+from jspec.settings import Settings
+
+PROMPTS = (
+    "Why do leaves change their colour in autumn? Answer in two sentences.",
+    "Copy this list and add nothing:\n- two loaves of rye bread\n- a dozen brown eggs\n- three lemons and a jar of honey\n"
+    "- a bag of ground coffee\n- two loaves of rye bread for the neighbour",
+    "Rename the variable x to count in this code and show the whole code again:\n\n"
+    "```python\ndef vowels(text):\n    x = 0\n    for letter in text:\n        if letter in 'aeiou':\n"
+    "            x = x + 1\n    print('The number of vowels is', x)\n    return x\n```",
+)
+
+
+def demo(
+    model: Model = None,
+    drafter: Drafter = "ngram",
+    max_tokens: Annotated[int, typer.Option(help="Most tokens per answer.")] = 128,
+    compilation_cache: CompilationCache = DEFAULT_CACHE,
+) -> None:
+    """Decodes built-in prompts with and without a drafter and compares speed and tokens."""
+    console = Console()
+    settings = Settings(max_tokens=max_tokens)
+    with console.status("loading the model"):
+        plain = load(model, drafter="plain", compilation_cache=compilation_cache, max_slots=1)
+        fast = with_drafter(plain, drafter)
+    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    for name, engine in (("plain", plain), (drafter, fast)):
+        with console.status(f"compiling the {name} programs (kept for the next start)"):
+            engine.generate(chats, settings)
+    console.print(
+        Rich.assemble("Text of the target: ", ("drafted and accepted", "bold green"), " or ", "its own choice", ".\n")
+    )
+    rows = []
+    for name, engine in (("plain", plain), (drafter, fast)):
+        console.rule(f"[bold]{name}")
+        seconds, results = 0.0, []
+        for prompt, chat in zip(PROMPTS, chats, strict=True):
+            console.print(f"\n[dim]> {prompt.splitlines()[0]}[/dim]")
+            seconds += show(console, engine, chat, settings)
+        timings = Timings()
+        results = engine.generate(chats, settings, timings=timings)
+        rows.append((name, seconds, results, timings))
+    console.print()
+    console.print(comparison(rows))
+    same = all(a.token_ids == b.token_ids for a, b in zip(rows[0][2], rows[1][2], strict=True))
+    console.print(f"tokens identical: {'yes' if same else 'NO'}")
+    if not same:
+        raise typer.Exit(1)
+
+
+def show(console: Console, engine: Engine, chat: list[dict[str, str]], settings: Settings) -> float:
+    """Streams one answer and returns the seconds it took, printing included."""
+    start = time.perf_counter()
+    for piece in engine.stream([chat], settings):
+        style = "bold green" if any(piece.drafted) else ""
+        console.print(Rich(piece.text, style=style), end="")
+    console.print()
+    return time.perf_counter() - start
+
+
+def comparison(rows: list[tuple[str, float, list[Result], Timings]]) -> Table:
+    """Speed, acceptance and where the time went."""
+    table = Table()
+    for heading in ("", "tokens/s", "ratio", "mean commit length", "draft", "target", "rest"):
+        table.add_column(heading, justify="right" if heading else "left")
+    base = None
+    for name, seconds, results, timings in rows:
+        counters: Counters = add([r.counters for r in results])
+        speed = counters.emitted / seconds
+        base = base or speed
+        total = timings.draft + timings.target + timings.settle
+        table.add_row(
+            name,
+            f"{speed:.1f}",
+            f"{speed / base:.2f}x",
+            f"{counters.mean_commit_length or 0:.2f}",
+            *(f"{part / total:.0%}" for part in (timings.draft, timings.target, timings.settle)),
+        )
+    return table

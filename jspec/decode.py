@@ -1,0 +1,278 @@
+"""A round is three programs: propose, execute, settle.
+
+propose  the drafter's tokens, how many of them are verified, the packed nodes   donates nothing
+execute  the target's forward pass and head over the nodes                       donates nothing
+settle   the target's distribution, verify, cut, commit, absorb                  donates cache and state
+
+The one-position offset that everything here rests on: a round executes [anchor, accepted drafts]
+and emits [accepted drafts, bonus]; the bonus has no keys, values or feature until the next round,
+where it is the anchor. A prompt chunk is the same thing with more certain tokens in front.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jspec.buckets import Bucket
+from jspec.cache import Cache, Pending, commit
+from jspec.coins import draw_coins
+from jspec.cut import Finish, cut
+from jspec.drafters.protocol import Committed, Drafter, Text
+from jspec.drafters.simulated import Simulated
+from jspec.packing import allot, commit_path, limit, no_proposal, pack, row_nodes, row_offsets
+from jspec.round import Nodes, Proposal, Verdict
+from jspec.sampling import count_emitted
+from jspec.slots import Slots, rows_of, slots_of
+from jspec.target_rows import LogProbs, target_rows, token_log_probs
+from jspec.targets.target import Target
+from jspec.targets.view import TargetView
+from jspec.verify.batch import verify
+from pallas_kernels.pytree import pytree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """The static choices of an engine: which model, which drafter, which rules."""
+
+    target: Target
+    drafter: Drafter
+    block_verification: bool = False  # for sampled requests without a seed
+    max_log_probs: int = 0  # most alternatives that a request may ask for; 0 leaves log-probabilities out
+
+
+@pytree
+class Models:
+    """The parameters that the programs read."""
+
+    target: Any
+    drafter: Any
+
+
+@pytree
+class State:
+    """Everything that a round changes. Fixed rows per slot; donated by settle."""
+
+    cache: Cache
+    drafter: Any
+    slots: Slots
+
+
+@pytree
+class Round:
+    """What propose hands to the other two programs."""
+
+    proposal: Proposal
+    verify_lengths: Int[Array, "lanes"]
+    nodes: Nodes
+
+
+@pytree
+class Executed:
+    """What the target made of the nodes. The cache is untouched."""
+
+    logits: Float[Array, "rows vocabulary"]  # per lane: its last certain node, then its draft tokens
+    features: Float[Array, "nodes features"]
+    pending: tuple[Pending, ...]
+
+
+@pytree
+class Report:
+    """A round's outcome for the host. Never donated, so it may be read late."""
+
+    tokens: Int[Array, "lanes block"]
+    emitted: Int[Array, "lanes"]  # how many of `tokens`
+    finish: Int[Array, "lanes"]  # a Finish code
+    proposed: Int[Array, "lanes"]
+    verified: Int[Array, "lanes"]
+    accepted: Int[Array, "lanes"]  # draft tokens among the emitted ones
+    committed: Int[Array, "lanes"]
+    ready: Int[Array, "lanes"]  # draft tokens that the next propose will have at most
+    log_probs: LogProbs | None
+
+
+def propose(
+    method: Method,
+    bucket: Bucket,
+    models: Models,
+    state: State,
+    lanes: Int[Array, "lanes"],
+    certain_lengths: Int[Array, "lanes"],
+) -> Round:
+    """Drafts, decides how much of it is verified, and packs the nodes.
+
+    Args:
+      method, bucket: static.
+      lanes: slot of each lane, -1 for padding.
+      certain_lengths: known tokens that each lane executes: a prompt chunk, or 1 for the anchor.
+    """
+    slots, cache = state.slots, state.cache
+    budget = bucket.nodes - bucket.lanes
+    drafts = min(budget, method.drafter.draft_length)
+    if drafts:
+        view = TargetView(params=models.target, cache=cache, target=method.target)
+        drafted = method.drafter.draft(models.drafter, view, state.drafter, lanes, slots.text, slots.table)
+        proposal = limit(drafted, slots, lanes, certain_lengths, drafts)
+    else:
+        proposal = no_proposal(bucket.lanes)
+    verify_lengths = allot(proposal.lengths, budget, drafts)
+    nodes = pack(bucket, slots.text, cache.lengths, lanes, certain_lengths, proposal, verify_lengths)
+    return Round(proposal=proposal, verify_lengths=verify_lengths, nodes=nodes)
+
+
+def execute(
+    method: Method, bucket: Bucket, models: Models, nodes: Nodes, cache: Cache, lanes: Int[Array, "lanes"]
+) -> Executed:
+    """The target's forward pass over the nodes, and its head over those whose logits are needed."""
+    out = method.target.forward(
+        models.target, nodes, cache, lanes, method.drafter.features, max_queries=bucket.width
+    )
+    hidden = out.hidden[row_nodes(bucket, nodes)] if bucket.chunk else out.hidden
+    return Executed(
+        logits=method.target.logits(models.target, hidden), features=out.features, pending=out.pending
+    )
+
+
+def settle(
+    method: Method,
+    bucket: Bucket,
+    models: Models,
+    round_: Round,
+    executed: Executed,
+    state: State,
+    lanes: Int[Array, "lanes"],
+    mask_bits: Int[Array, "rows words"] | None = None,
+) -> tuple[State, Report]:
+    """Decides which tokens the round emits, and moves every state by exactly those.
+
+    Args:
+      round_, executed: of this round.
+      state: donated by the caller.
+      mask_bits: allowed-token bits per row of logits (a grammar's); None = all allowed.
+    """
+    slots, cache, nodes = state.slots, state.cache, round_.nodes
+    rows = rows_of(lanes)
+    text_lengths, context_lengths = slots.text.lengths[rows], cache.lengths[rows]
+    live = (lanes >= 0) & slots.live[rows]
+    emits = live & (context_lengths + nodes.certain_lengths == text_lengths)
+
+    verdict = judge(method, round_, executed, state, lanes, mask_bits)
+    broken = emits & (verdict.bonus < 0)
+    block = emitted_block(round_.proposal, verdict)
+    block_lengths = jnp.where(emits & ~broken, verdict.accept_length + 1, 0)
+    emitted, finish = cut(
+        block, block_lengths, slots.table.stop_ids[rows], slots.limits[rows] - text_lengths
+    )
+    finish = jnp.where(broken, Finish.BROKEN, finish)
+
+    commits = nodes.certain_lengths + jnp.where(emits, emitted - 1, 0)
+    commits = jnp.where(live & ~broken, commits, 0)
+    path = commit_path(nodes, verdict.path, commits, bucket.width)
+    cache = commit(cache, executed.pending, path, lanes)
+    text = append(slots.text, lanes, block, emitted)
+    committed = Committed(
+        features=executed.features, positions=nodes.positions, path=path, context_lengths=context_lengths
+    )
+    view = TargetView(params=models.target, cache=cache, target=method.target)
+    drafter, ready = method.drafter.absorb(models.drafter, view, state.drafter, lanes, text, committed)
+    running = live & (finish == Finish.RUNNING)
+    slots = dataclasses.replace(
+        slots,
+        text=text,
+        live=slots.live.at[slots_of(lanes, slots.live.shape[0])].set(running, mode="drop"),
+        history=count_emitted(slots.history, lanes, block, emitted),
+    )
+    report = Report(
+        tokens=block,
+        emitted=emitted,
+        finish=finish,
+        proposed=round_.proposal.lengths,
+        verified=round_.verify_lengths,
+        accepted=jnp.where(emits, jnp.minimum(verdict.accept_length, emitted), 0),
+        committed=commits,
+        ready=jnp.where(running, jnp.minimum(ready, slots.draft_caps[rows]), 0),
+        log_probs=log_probs_of(method, executed, nodes, verdict, block, live & (slots.table.log_probs[rows] >= 0)),
+    )
+    return State(cache=cache, drafter=drafter, slots=slots), report
+
+
+def judge(
+    method: Method,
+    round_: Round,
+    executed: Executed,
+    state: State,
+    lanes: Int[Array, "lanes"],
+    mask_bits: Int[Array, "rows words"] | None,
+) -> Verdict:
+    """Makes the target's distribution of every row, and verifies the proposal against it."""
+    slots, proposal = state.slots, round_.proposal
+    rows = rows_of(lanes)
+    emitted_before = slots.text.lengths[rows] - slots.prompt_lengths[rows]
+    target_side = target_rows(
+        executed.logits,
+        slots.table,
+        slots.history,
+        lanes,
+        row_offsets(round_.nodes)[:-1],
+        proposal,
+        emitted_before,
+        mask_bits,
+    )
+    if isinstance(method.drafter, Simulated):
+        return method.drafter.verdict(state.drafter, lanes, proposal, target_side, round_.verify_lengths)
+    coins = draw_coins(slots.table.seeds[rows], state.cache.lengths[rows], proposal.tokens.shape[1])
+    return verify(
+        proposal,
+        target_side,
+        round_.verify_lengths,
+        coins,
+        slots.table,
+        lanes,
+        slots.text.lengths[rows],
+        block_verification=method.block_verification,
+    )
+
+
+def emitted_block(proposal: Proposal, verdict: Verdict) -> Int[Array, "lanes block"]:
+    """The accepted draft tokens followed by the bonus; -1 behind it."""
+    width = proposal.tokens.shape[1] + 1
+    index = jax.lax.broadcasted_iota(jnp.int32, (verdict.bonus.shape[0], width), 1)
+    accept_length = verdict.accept_length[:, None]
+    block = jnp.where(index == accept_length, verdict.bonus[:, None], -1)
+    if width == 1:
+        return block
+    following = jnp.concatenate([verdict.path[:, 1:], jnp.full_like(verdict.path[:, :1], -1)], axis=1)
+    accepted = jnp.take_along_axis(proposal.tokens, jnp.clip(following - 1, 0, width - 2), axis=1)
+    return jnp.where(index < accept_length, accepted, block)
+
+
+def append(
+    text: Text, lanes: Int[Array, "lanes"], block: Int[Array, "lanes block"], emitted: Int[Array, "lanes"]
+) -> Text:
+    """The slots' texts with the emitted tokens behind them."""
+    max_slots, capacity = text.tokens.shape
+    slots = slots_of(lanes, max_slots)
+    start = text.lengths[rows_of(lanes)]
+    index = jax.lax.broadcasted_iota(jnp.int32, block.shape, 1)
+    columns = jnp.where(index < emitted[:, None], start[:, None] + index, capacity)
+    return Text(
+        tokens=text.tokens.at[slots[:, None], columns].set(block, mode="drop"),
+        lengths=text.lengths.at[slots].add(emitted, mode="drop"),
+    )
+
+
+def log_probs_of(
+    method: Method,
+    executed: Executed,
+    nodes: Nodes,
+    verdict: Verdict,
+    block: Int[Array, "lanes block"],
+    wanted: Bool[Array, "lanes"],
+) -> LogProbs | None:
+    """Log-probabilities of the emitted tokens, each from the row that judged it."""
+    if not method.max_log_probs:
+        return None
+    rows = row_offsets(nodes)[:-1, None] + jnp.maximum(verdict.path, 0)
+    return token_log_probs(executed.logits, rows, block, jnp.any(wanted), top=method.max_log_probs)

@@ -1,0 +1,263 @@
+"""DFlash: one pass over [anchor, mask, mask, ...] drafts a whole block.
+
+The drafter's keys and values of the context are projected straight from confirmed target features,
+so its state is a function of the committed tokens and nothing is ever recomputed or rolled back.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from jspec.coins import coupled_noise
+from jspec.drafters.dflash_net import DFlashConfig, DFlashNet
+from jspec.drafters.protocol import Committed, Text
+from jspec.features import layer_outputs
+from jspec.round import OneHot, Proposal, chain_parents
+from jspec.sampling import SamplingTable
+from jspec.slots import rows_of
+from jspec.targets.view import TargetView
+from jspec.vocabulary import argmax
+from pallas_kernels.attention.pages import Pages, allocate, commit_rows
+
+Params = tuple[Array, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One array of a drafter's parameters."""
+
+    path: str  # "layers.1.attention.key"
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+    axes: tuple[str, ...]  # logical name of each axis
+
+
+@functools.cache
+def _abstract(config: DFlashConfig, dtype: jnp.dtype) -> tuple[Any, Any, tuple[Leaf, ...]]:
+    graph, state = nnx.split(nnx.eval_shape(lambda: DFlashNet(config, dtype)))
+    leaves = tuple(
+        Leaf(
+            path=".".join(str(part) for part in path),
+            shape=variable.get_value().shape,
+            dtype=variable.get_value().dtype,
+            axes=variable.get_metadata("axes"),
+        )
+        for path, variable in nnx.to_flat_state(state)
+    )
+    return graph, jax.tree.structure(state), leaves
+
+
+def dflash_leaves(config: DFlashConfig, dtype: jnp.dtype) -> tuple[Leaf, ...]:
+    """The arrays that a `DFlash` drafter's params hold, in their order; norms stay float32."""
+    return _abstract(config, jnp.dtype(dtype))[2]
+
+
+def dflash_net(config: DFlashConfig, params: Params) -> DFlashNet:
+    """The module around a drafter's params.
+
+    Raises:
+      ValueError: if they are not as many as the config needs.
+    """
+    graph, tree, leaves = _abstract(config, jnp.dtype(jnp.float32))
+    if len(params) != len(leaves):
+        raise ValueError(
+            f"params: expected {len(leaves)} arrays for ({config.identity}), got {len(params)}; "
+            "pass the ones that load_dflash returned with this drafter"
+        )
+    return nnx.merge(graph, jax.tree.unflatten(tree, params))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DFlash:
+    """See `dflash`. Its state is a pool of pages that follows the target's page table."""
+
+    config: DFlashConfig
+    draft_length: int
+    name: str = "dflash"
+    simulated: bool = False
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The target states that it was trained on."""
+        return layer_outputs(self.config.target_layer_ids)
+
+    def init(self, params: Params, target: TargetView, max_slots: int) -> Pages:
+        """Empty pages, one for each of the target's.
+
+        Raises:
+          ValueError: naming both sides, if the drafter was made for another target.
+        """
+        check_target(self.config, target)
+        dflash_net(self.config, params)
+        group, decoder = target.cache.groups[0], self.config.decoder
+        return allocate(
+            num_layers=decoder.num_layers,
+            num_pages=group.pages.num_pages,
+            page_size=group.pages.page_size,
+            num_kv_heads=decoder.num_kv_heads,
+            head_size=decoder.head_size,
+            dtype=group.pages.k.dtype,
+        )
+
+    def draft(
+        self,
+        params: Params,
+        target: TargetView,
+        state: Pages,
+        lanes: Int[Array, "lanes"],
+        text: Text,
+        sampling: SamplingTable,
+    ) -> Proposal:
+        """The best token of every masked place, or the coupled draw of a request with a seed."""
+        drafting = self._drafting(target, lanes, text)
+        hidden = self.block_hidden(params, target, state, lanes, text)
+        hidden = hidden[:, 1 : self.draft_length + 1]
+        logits = target.logits(hidden.reshape(-1, hidden.shape[2]))
+        tokens = choose(logits, sampling, lanes, text.lengths[rows_of(lanes)])
+        # A row that is no distribution (-1) ends the proposal instead of reaching the target.
+        sound = jnp.cumprod((tokens >= 0).astype(jnp.int32), axis=1)
+        return Proposal(
+            tokens=jnp.maximum(tokens, 0),
+            parents=chain_parents(lanes.shape[0], self.draft_length),
+            lengths=jnp.where(drafting, jnp.sum(sound, axis=1, dtype=jnp.int32), 0),
+            q=OneHot(),
+        )
+
+    def block_hidden(
+        self, params: Params, target: TargetView, state: Pages, lanes: Int[Array, "lanes"], text: Text
+    ) -> Float[Array, "lanes block hidden"]:
+        """Hidden states of the whole block, after the final norm. Lanes that do not draft see no context."""
+        net = dflash_net(self.config, params)
+        rows, block_size = rows_of(lanes), self.config.block_size
+        drafting = self._drafting(target, lanes, text)
+        context_lengths = jnp.where(drafting, target.cache.lengths[rows], 0)
+        anchors = jnp.where(drafting, text.tokens[rows, context_lengths], self.config.mask_token_id)
+        within = jax.lax.broadcasted_iota(jnp.int32, (lanes.shape[0], block_size), 1)
+        ids = jnp.where(within == 0, anchors[:, None], self.config.mask_token_id).reshape(-1)
+        if net.embedding is None:
+            embeddings = target.embed(ids)
+        else:
+            embeddings = jnp.take(net.embedding[...], ids, axis=0, mode="fill")
+        page_table = target.cache.groups[0].page_table[rows]
+        positions = (context_lengths[:, None] + within).reshape(-1)
+        hidden = net.block(embeddings, positions, state, page_table, context_lengths)
+        return hidden.reshape(lanes.shape[0], block_size, -1)
+
+    def absorb(
+        self,
+        params: Params,
+        target: TargetView,
+        state: Pages,
+        lanes: Int[Array, "lanes"],
+        text: Text,
+        committed: Committed,
+    ) -> tuple[Pages, Int[Array, "lanes"]]:
+        """Adds the rows of the committed tokens behind each slot's context."""
+        net = dflash_net(self.config, params)
+        k, v = net.context_rows(committed.features, committed.positions)
+        page_table = target.cache.groups[0].page_table[rows_of(lanes)]
+        state = commit_rows(
+            state,
+            k.astype(state.k.dtype),
+            v.astype(state.v.dtype),
+            committed.path,
+            page_table,
+            committed.context_lengths,
+        )
+        return state, jnp.where(self._drafting(target, lanes, text), self.draft_length, 0)
+
+    def _drafting(self, target: TargetView, lanes: Int[Array, "lanes"], text: Text) -> Bool[Array, "lanes"]:
+        """Lanes whose whole text but the anchor is committed, and whose block the drafter can place."""
+        rows = rows_of(lanes)
+        context_lengths = target.cache.lengths[rows]
+        ready = text.lengths[rows] == context_lengths + 1
+        fits = context_lengths + self.config.block_size <= self.config.decoder.max_context
+        return (lanes >= 0) & ready & fits
+
+
+def dflash(config: DFlashConfig, *, draft_length: int | None = None) -> DFlash:
+    """A DFlash drafter.
+
+    The block keeps the size that it was trained with whatever the draft length, so a shorter one
+    drafts the same first tokens and only spares head rows and verification.
+
+    Args:
+      config: from `jspec.checkpoints.dflash.load_dflash`, or of an own drafter.
+      draft_length: draft tokens per proposal, 1 .. block_size - 1; None = all.
+
+    Raises:
+      ValueError: draft_length out of range.
+
+    Source: DFlash (z-lab/dflash); SGLang 0.5.23, models/dflash.py.
+    """
+    longest = config.block_size - 1
+    if draft_length is None:
+        draft_length = longest
+    if not 1 <= draft_length <= longest:
+        raise ValueError(
+            f"draft_length: expected 1 to {longest} (block_size {config.block_size} without the anchor), "
+            f"got {draft_length}; choose one of these, or plain() to propose nothing"
+        )
+    return DFlash(config=config, draft_length=draft_length)
+
+
+def check_target(config: DFlashConfig, view: TargetView) -> None:
+    """Refuses a target that the drafter was not made for.
+
+    Raises:
+      ValueError: the first difference, with both identities.
+    """
+    target = view.target
+    wanted = [
+        ("layers", config.num_target_layers, target.num_layers),
+        ("hidden size of a captured state", config.target_hidden_size, target.hidden_size),
+        ("hidden size", config.decoder.hidden_size, target.hidden_size),
+        ("vocabulary", config.decoder.vocab_size, target.vocab_size),
+    ]
+    problems = [f"{what} {own}, not {its}" for what, own, its in wanted if own is not None and own != its]
+    missing = [i for i in config.target_layer_ids if i >= target.num_layers]
+    if missing:
+        problems.append(f"states {missing} of a target that has layers 0 to {target.num_layers - 1}")
+    if problems:
+        raise ValueError(
+            f"drafter: expected a target with {problems[0]}; the drafter is ({config.identity}), the target "
+            f"({target.identity}); load the target that it was trained for, or another drafter"
+        )
+
+
+def choose(
+    logits: Float[Array, "rows vocabulary"],
+    sampling: SamplingTable,
+    lanes: Int[Array, "lanes"],
+    text_lengths: Int[Array, "lanes"],
+) -> Int[Array, "lanes drafts"]:
+    """The best id of every row; for sampled requests with a seed, the id that the seed would draw.
+
+    The coupled verifier adds the same noise to the target's scores, so it agrees more often.
+
+    Args:
+      logits: of draft token 0, 1, ... of the first lane, then of the next one.
+      sampling: settings of the slots.
+      lanes: slot of each lane, -1 for padding.
+      text_lengths: tokens known per lane: draft token 0 would be at this position.
+    """
+    num_lanes = lanes.shape[0]
+    drafts = logits.shape[0] // num_lanes
+    slots = rows_of(lanes)
+    coupled = (lanes >= 0) & sampling.seeded[slots] & (sampling.temperature[slots] > 0)
+    best = argmax(logits).reshape(num_lanes, drafts)
+
+    def drawn() -> Array:
+        within = jax.lax.broadcasted_iota(jnp.int32, (num_lanes, drafts), 1)
+        positions = (text_lengths[:, None] + within).reshape(-1)
+        noise = coupled_noise(jnp.repeat(sampling.seeds[slots], drafts), positions, logits.shape[1])
+        temperature = jnp.repeat(jnp.where(coupled, sampling.temperature[slots], 1), drafts)
+        noisy = argmax(logits / temperature[:, None] + noise).reshape(num_lanes, drafts)
+        return jnp.where(coupled[:, None], noisy, best)
+
+    return jax.lax.cond(jnp.any(coupled), drawn, lambda: best)

@@ -1,0 +1,149 @@
+"""The network of a DFlash drafter: Qwen3 layers over projected target features and a masked block."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jspec.targets.config import DecoderConfig, LayerKind
+from jspec.targets.layers import Layer, project, rms_norm
+from jspec.targets.rope import rotate, rotation
+from pallas_kernels.attention.pages import Pages
+from pallas_kernels.attention.sight import Sight, block_sight, causal_sight
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DFlashConfig:
+    """Everything that distinguishes one DFlash drafter from another, as one hashable value."""
+
+    decoder: DecoderConfig  # sizes and kinds of the layers; max_context is the drafter's own limit
+    block_size: int  # anchor and masks
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]  # captured states in order: 0-based layer outputs, -1 = the embedding
+    num_target_layers: int | None  # of the target it was trained for, if the checkpoint says so
+    target_hidden_size: int  # width of one captured state
+    is_causal: bool | None = None  # inside the block; None = window layers are, full layers are not
+    own_embedding: bool = False  # else it reads the target's
+
+    @property
+    def identity(self) -> str:
+        """What it is and what it was trained for, to name it in refusals."""
+        layers = "" if self.num_target_layers is None else f" of {self.num_target_layers} layers"
+        return (
+            f"DFlash, {self.decoder.num_layers} layers, hidden {self.decoder.hidden_size}, "
+            f"vocabulary {self.decoder.vocab_size}, block {self.block_size}, for states "
+            f"{list(self.target_layer_ids)} of width {self.target_hidden_size}{layers}"
+        )
+
+    def causal(self, kind: LayerKind) -> bool:
+        """Whether a block token of such a layer sees only itself and those before it in the block."""
+        return kind == "window" if self.is_causal is None else self.is_causal
+
+
+class DFlashNet(nnx.Module):
+    """The weights. It has no head, and an embedding only if the checkpoint brought one."""
+
+    def __init__(self, config: DFlashConfig, dtype: jnp.dtype):
+        self.config = config
+        decoder = config.decoder
+        width, hidden = len(config.target_layer_ids) * config.target_hidden_size, decoder.hidden_size
+
+        def zeros(shape: tuple[int, ...], axes: tuple[str, ...], dtype: Any = jnp.float32) -> nnx.Param[Any]:
+            return nnx.Param(jnp.zeros(shape, dtype), axes=axes)
+
+        self.fc = zeros((width, hidden), ("features", "hidden"), dtype)
+        self.hidden_norm = zeros((hidden,), ("hidden",))
+        self.layers = nnx.List([Layer(decoder, dtype) for _ in range(decoder.num_layers)])
+        self.norm = zeros((hidden,), ("hidden",))
+        self.embedding = (
+            zeros((decoder.vocab_size, hidden), ("vocabulary", "hidden"), dtype)
+            if config.own_embedding
+            else None
+        )
+
+    def project_context(self, features: Float[Array, "nodes features"]) -> Float[Array, "nodes hidden"]:
+        """What every layer makes keys and values of: hidden_norm(fc(features))."""
+        out = project(features.astype(self.fc[...].dtype), self.fc[...])
+        return rms_norm(out, self.hidden_norm[...], self.config.decoder.norm_eps)
+
+    def context_rows(
+        self, features: Float[Array, "nodes features"], positions: Int[Array, "nodes"]
+    ) -> tuple[
+        Float[Array, "layers nodes kv_heads head_size"], Float[Array, "layers nodes kv_heads head_size"]
+    ]:
+        """Keys (normed and rotated) and values of confirmed tokens, for every layer.
+
+        The context does not pass through the layers' input norms, so no layer waits for another.
+        """
+        decoder = self.config.decoder
+        context = self.project_context(features)
+        turn = rotation(decoder.full_rope, decoder.head_size, positions)
+        shape = (features.shape[0], decoder.num_kv_heads, decoder.head_size)
+        keys, values = [], []
+        for layer in self.layers:
+            attention = layer.attention
+            key_bias = None if attention.key_bias is None else attention.key_bias[...]
+            value_bias = None if attention.value_bias is None else attention.value_bias[...]
+            k = project(context, attention.key[...], key_bias).reshape(shape)
+            keys.append(rotate(rms_norm(k, attention.key_norm[...], decoder.norm_eps), *turn))
+            values.append(project(context, attention.value[...], value_bias).reshape(shape))
+        return jnp.stack(keys), jnp.stack(values)
+
+    def block(
+        self,
+        embeddings: Float[Array, "nodes hidden"],
+        positions: Int[Array, "nodes"],
+        pages: Pages,
+        page_table: Int[Array, "lanes columns"],
+        context_lengths: Int[Array, "lanes"],
+    ) -> Float[Array, "nodes hidden"]:
+        """One pass over a block per lane, in front of the head.
+
+        Args:
+          embeddings: of [anchor, mask, mask, ...] of each lane, one lane after the other.
+          positions: of these tokens in the text.
+          pages: committed rows of `context_rows`.
+          page_table: pages of each lane.
+          context_lengths: committed tokens per lane.
+        """
+        config, decoder = self.config, self.config.decoder
+        turn = rotation(decoder.full_rope, decoder.head_size, positions)
+        sights: dict[LayerKind, Sight] = {
+            kind: block_sights(config, kind, page_table, context_lengths, positions)
+            for kind in dict.fromkeys(decoder.layer_kinds)
+        }
+        x = embeddings.astype(self.fc[...].dtype)
+        for index, (kind, layer) in enumerate(zip(decoder.layer_kinds, self.layers, strict=True)):
+            x, _, _ = layer(x, turn, pages, index, sights[kind])
+        return rms_norm(x, self.norm[...], decoder.norm_eps)
+
+
+def block_sights(
+    config: DFlashConfig,
+    kind: LayerKind,
+    page_table: Int[Array, "lanes columns"],
+    context_lengths: Int[Array, "lanes"],
+    positions: Int[Array, "nodes"],
+) -> Sight:
+    """Who sees what in one kind of layer: the context, and the own block.
+
+    A window counts positions of the text, in the context as in the block: token i of the block sees
+    j >= i - (window - 1) there, which only shows if the window is smaller than the block.
+
+    Source: SGLang 0.5.23, models/dflash.py.
+    """
+    block_size = config.block_size
+    window = config.decoder.window if kind == "window" else None
+    offsets = jnp.arange(context_lengths.shape[0] + 1, dtype=jnp.int32) * block_size
+    build = causal_sight if config.causal(kind) else block_sight
+    sight = build(offsets, page_table, context_lengths, positions, max_queries=block_size, window=window)
+    if config.causal(kind) or window is None or window >= block_size:
+        return sight
+    query, key = np.indices((block_size, sight.visible.shape[1] * 32))
+    bits = (key >= query - (window - 1)).reshape(block_size, -1, 32)
+    words = np.sum(bits.astype(np.uint32) << np.arange(32, dtype=np.uint32), axis=2, dtype=np.uint32)
+    tiled = np.tile(words.view(np.int32), (context_lengths.shape[0], 1))
+    return dataclasses.replace(sight, visible=jnp.asarray(tiled))

@@ -1,0 +1,60 @@
+"""What every drafter is: three pure functions over explicit state, and a few declared facts."""
+
+from typing import Any, Protocol
+
+from jaxtyping import Array, Float, Int
+
+from jspec.round import Proposal
+from jspec.sampling import SamplingTable
+from jspec.targets.view import TargetView
+from pallas_kernels.pytree import pytree
+
+
+@pytree
+class Text:
+    """The tokens of every slot: prompt and emitted ones, the anchor (last emitted) included."""
+
+    tokens: Int[Array, "slots capacity"]
+    lengths: Int[Array, "slots"]  # tokens known; the anchor is the last of them
+
+
+@pytree
+class Committed:
+    """What a round added, for all lanes, as `absorb` sees it."""
+
+    features: Float[Array, "nodes features"]  # of every node of the round, in the order the drafter asked for
+    positions: Int[Array, "nodes"]
+    path: Int[Array, "lanes commits"]  # index into nodes of the lane's i-th new token; -1 = none
+    context_lengths: Int[Array, "lanes"]  # committed tokens before this round
+
+
+class Drafter(Protocol):
+    """A drafting method with its static choices closed over; arrays are arguments.
+
+    `state` has `max_slots` rows (or follows the target's page table), never the bucket's shape.
+    """
+
+    name: str
+    draft_length: int  # draft tokens per proposal (its static width), anchor not counted
+    features: tuple[str, ...]  # captured hidden states it needs, in order: "embedding", "layer.3", "final_norm"
+    simulated: bool  # True = accept lengths are forced, and the text is not the target's
+
+    def init(self, params: Any, target: TargetView, max_slots: int) -> Any:
+        """Empty state; raises ValueError, naming both sides, if it cannot serve this target."""
+        ...
+
+    def draft(
+        self, params: Any, target: TargetView, state: Any, lanes: Int[Array, "lanes"], text: Text, sampling: SamplingTable
+    ) -> Proposal:
+        """Proposes up to draft_length tokens after each lane's anchor. Donates nothing."""
+        ...
+
+    def absorb(
+        self, params: Any, target: TargetView, state: Any, lanes: Int[Array, "lanes"], text: Text, committed: Committed
+    ) -> tuple[Any, Int[Array, "lanes"]]:
+        """Takes in the committed tokens; `text` already holds what the round emitted.
+
+        Returns the state, and per lane how many draft tokens the next `draft` will have at most,
+        so that the host can pick the next bucket from the report it reads anyway.
+        """
+        ...

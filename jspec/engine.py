@@ -1,0 +1,434 @@
+"""Decodes prompts: the host loop around the three programs of a round."""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.buckets import Bucket, Ladder
+from jspec.cache import new_cache
+from jspec.cut import Finish
+from jspec.decode import Method, Models, Report, State
+from jspec.drafters.protocol import Text
+from jspec.pages import PagePool
+from jspec.programs import Admission, Programs
+from jspec.request import Request
+from jspec.results import Piece, Result, TokenLogProb
+from jspec.sampling import empty_history, empty_table, settings_row
+from jspec.settings import Settings
+from jspec.slots import Slots
+from jspec.targets.view import TargetView
+from jspec.text.output import Output
+from jspec.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Timings:
+    """Seconds spent per part of the rounds. Filling it waits for each program, so it costs overlap."""
+
+    draft: float = 0.0
+    target: float = 0.0
+    settle: float = 0.0
+    rounds: int = 0
+
+
+class Engine:
+    """A target and a drafter, ready to decode.
+
+    Example:
+      engine = jspec.load("model folder", drafter="ngram")
+      for result in engine.generate(["Once upon a time"], jspec.Settings(max_tokens=64)):
+          print(result.text)
+    """
+
+    def __init__(
+        self,
+        *,
+        method: Method,
+        models: Models,
+        tokenizer: Tokenizer | None = None,
+        eos_ids: Sequence[int] = (),
+        max_slots: int = 8,
+        max_context: int | None = None,
+        page_size: int = 64,
+        cache_tokens: int | None = None,
+        cache_dtype: Any = jnp.float32,
+        chunks: Sequence[int] = (63, 255, 511),
+        max_stop_ids: int = 8,
+        seed: int = 0,
+    ):
+        """Allocates the cache and the slots; compiles nothing yet.
+
+        Args:
+          method: target, drafter and rules.
+          models: their parameters.
+          tokenizer: None = prompts must be ids, and results carry no text.
+          eos_ids: ids that end every request unless it ignores them.
+          max_slots: requests that run together.
+          max_context: tokens of prompt and answer per request; None = the model's own limit.
+          page_size: cache rows per page.
+          cache_tokens: rows of the cache over all requests; None = max_slots x max_context.
+          cache_dtype: of keys and values.
+          chunks: prompt tokens per prefill round (besides the one that every lane has), ascending.
+          max_stop_ids: EOS and stop token ids that one request may have.
+          seed: of the requests that set none.
+
+        Raises:
+          ValueError: a size that fits no bucket, or a drafter that cannot serve this target.
+        """
+        target, drafter = method.target, method.drafter
+        self.method, self.models, self.tokenizer = method, models, tokenizer
+        self.cache_dtype = cache_dtype
+        self.eos_ids = tuple(eos_ids)
+        self.max_slots = max_slots
+        self.max_context = target.max_context if max_context is None else max_context
+        self._check_sizes(chunks)
+        self.max_stop_ids = max_stop_ids
+        self.ladder = Ladder(max_slots=max_slots, draft_length=drafter.draft_length, chunks=tuple(chunks))
+        self.programs = Programs(method)
+        self._rng = np.random.default_rng(seed)
+        self._pool = PagePool(
+            target.groups,
+            page_size=page_size,
+            max_context=self.max_context,
+            max_commit=max(chunks[-1] + 1, drafter.draft_length + 1),
+            max_slots=max_slots,
+            total_tokens=cache_tokens,
+        )
+        self._free_slots = list(range(max_slots))
+        cache = new_cache(
+            target.groups,
+            max_slots=max_slots,
+            num_pages=self._pool.num_pages,
+            page_size=page_size,
+            max_context=self.max_context,
+            dtype=cache_dtype,
+        )
+        view = TargetView(params=models.target, cache=cache, target=target)
+        self._state = State(
+            cache=cache,
+            drafter=drafter.init(models.drafter, view, max_slots),
+            slots=empty_slots(max_slots, self.max_context, target.vocab_size, max_stop_ids),
+        )
+
+    def _check_sizes(self, chunks: Sequence[int]) -> None:
+        limit = self.method.target.max_context
+        if not 2 <= self.max_context <= limit:
+            raise ValueError(
+                f"max_context: expected 2 to {limit} (the model's limit), got {self.max_context}; lower it"
+            )
+        if self.max_slots < 1:
+            raise ValueError(f"max_slots: expected at least 1, got {self.max_slots}; raise it")
+        if not chunks or list(chunks) != sorted(set(chunks)) or chunks[0] < 1:
+            raise ValueError(f"chunks: expected ascending positive sizes, got {tuple(chunks)}; sort them")
+
+    # -- what callers use ---------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        settings: Settings | Sequence[Settings] | None = None,
+        *,
+        timings: Timings | None = None,
+        on_finish: Callable[[int], None] = lambda _: None,
+    ) -> list[Result]:
+        """Decodes all prompts and returns their results in order.
+
+        Args:
+          prompts: one prompt or several; a prompt is text, a list of ids, or a list of chat messages
+            (dicts with "role" and "content"), which go through the model's chat template.
+          settings: one for all prompts, or one each. None = greedy, 256 tokens.
+          timings: filled if given; see `Timings`.
+          on_finish: called with the index of each prompt that is done.
+
+        Raises:
+          ValueError: a prompt or a setting is unusable; nothing has been decoded then.
+        """
+        requests = self._requests(prompts, settings)
+        for piece in self._run(requests, timings):
+            if piece.finish_reason is not None:
+                on_finish(piece.index)
+        simulated = self.method.drafter.simulated
+        return [request.result(simulated=simulated) for request in requests]
+
+    def stream(
+        self, prompts: Prompt | Sequence[Prompt], settings: Settings | Sequence[Settings] | None = None
+    ) -> Iterator[Piece]:
+        """Yields what each round added, as soon as it is known; arguments as for `generate`.
+
+        Closing the iterator early frees the requests' slots.
+        """
+        return self._run(self._requests(prompts, settings), None)
+
+    def warm_up(self, *, prompt_lengths: Sequence[int] = (1,), lanes: int = 1) -> None:
+        """Compiles the programs for prompts of these lengths and `lanes` requests at a time."""
+        for length in prompt_lengths:
+            ids = [int(self._rng.integers(self.method.target.vocab_size))] * max(length, 1)
+            self.generate([ids] * lanes, Settings(max_tokens=2, ignore_eos=True))
+
+    # -- intake -------------------------------------------------------------------------------
+
+    def _requests(
+        self, prompts: Prompt | Sequence[Prompt], settings: Settings | Sequence[Settings] | None
+    ) -> list[Request]:
+        listed = as_list(prompts)
+        if settings is None:
+            settings = Settings()
+        per_prompt = [settings] * len(listed) if isinstance(settings, Settings) else list(settings)
+        if len(per_prompt) != len(listed):
+            raise ValueError(
+                f"settings: expected one, or {len(listed)} (one per prompt), got {len(per_prompt)}; pass either"
+            )
+        return [self._request(i, p, s) for i, (p, s) in enumerate(zip(listed, per_prompt, strict=True))]
+
+    def _request(self, index: int, prompt: Prompt, settings: Settings) -> Request:
+        vocab_size = self.method.target.vocab_size
+        settings.check_against(vocab_size, self.eos_ids)
+        ids = self._prompt_ids(index, prompt)
+        if not ids:
+            raise ValueError(f"prompts[{index}]: expected at least one token, got an empty prompt; pass some text")
+        bad = [i for i in ids if not 0 <= i < vocab_size]
+        if bad:
+            raise ValueError(
+                f"prompts[{index}]: expected ids below {vocab_size}, got {bad[0]}; use this model's tokenizer"
+            )
+        if len(ids) >= self.max_context:
+            raise ValueError(
+                f"prompts[{index}]: expected at most {self.max_context - 1} tokens, got {len(ids)}; "
+                "shorten the prompt or raise max_context"
+            )
+        limit = min(len(ids) + settings.max_tokens, self.max_context)
+        if not self._pool.can_ever_hold(limit):
+            raise ValueError(
+                f"prompts[{index}]: expected at most {self._pool.num_pages[0] * self._pool.page_size} tokens with "
+                f"its answer, got {limit}; lower max_tokens or raise cache_tokens"
+            )
+        if settings.log_probs is not None and settings.log_probs > self.method.max_log_probs:
+            raise ValueError(
+                f"log_probs: expected at most {self.method.max_log_probs}, got {settings.log_probs}; "
+                "load the engine with a larger max_log_probs"
+            )
+        if settings.stop and self.tokenizer is None:
+            raise ValueError("stop: expected no stop strings without a tokenizer; use stop_token_ids")
+        stop_ids = settings.stop_ids(self.eos_ids)
+        if len(stop_ids) > self.max_stop_ids:
+            raise ValueError(
+                f"stop_token_ids: expected at most {self.max_stop_ids} with the model's own, got {len(stop_ids)}; "
+                "load the engine with a larger max_stop_ids"
+            )
+        return Request(
+            index=index,
+            prompt_ids=tuple(ids),
+            settings=settings,
+            limit=limit,
+            output=Output(tokenizer=self.tokenizer, stop=settings.stop),
+        )
+
+    def _prompt_ids(self, index: int, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str) and all(isinstance(item, (int, np.integer)) for item in prompt):
+            return [int(item) for item in prompt]  # type: ignore[arg-type]
+        if self.tokenizer is None:
+            raise ValueError(f"prompts[{index}]: expected token ids, because this engine has no tokenizer")
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        return self.tokenizer.chat(prompt)  # type: ignore[arg-type]
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def _run(self, requests: list[Request], timings: Timings | None) -> Iterator[Piece]:
+        waiting = collections.deque(requests)
+        running: dict[int, Request] = {}  # by slot
+        try:
+            while waiting or running:
+                self._admit(waiting, running)
+                if not running:
+                    raise RuntimeError(
+                        f"engine: expected a free slot, got none of {self.max_slots}; finish or close other streams"
+                    )
+                prefilling = next((r for r in running.values() if r.prefilling), None)
+                if prefilling is not None:
+                    active = [prefilling]
+                    bucket = self.ladder.prefill(len(prefilling.prompt_ids) - prefilling.committed)
+                else:
+                    active = [running[slot] for slot in sorted(running)]
+                    bucket = self.ladder.decode(len(active), [r.ready for r in active])
+                report = self._round(bucket, active, timings)
+                for lane, request in enumerate(active):
+                    piece = self._take(request, lane, report)
+                    if request.finish_reason is not None:
+                        self._leave(request, running)
+                    if piece is not None:
+                        yield piece
+        finally:
+            for request in list(running.values()):
+                self._leave(request, running)
+
+    def _admit(self, waiting: collections.deque[Request], running: dict[int, Request]) -> None:
+        while waiting and self._free_slots:
+            request = waiting[0]
+            reservation = self._pool.reserve(request.limit)
+            if reservation is None:
+                break
+            waiting.popleft()
+            request.slot, request.reservation = self._free_slots.pop(0), reservation
+            running[request.slot] = request
+            settings = request.settings
+            tokens = np.zeros((self._state.slots.text.tokens.shape[1],), np.int32)
+            tokens[: len(request.prompt_ids)] = request.prompt_ids
+            seed = int(self._rng.integers(2**32)) if settings.seed is None else settings.seed
+            draft_length, vocab_size = self.method.drafter.draft_length, self.method.target.vocab_size
+            admission = Admission(
+                slot=np.int32(request.slot),
+                tokens=tokens,
+                prompt_length=np.int32(len(request.prompt_ids)),
+                limit=np.int32(request.limit),
+                draft_cap=np.int32(draft_length if settings.draft_length is None else settings.draft_length),
+                page_rows=self._pool.table_rows(reservation),
+                settings=settings_row(
+                    settings, settings.stop_ids(self.eos_ids), seed, vocab_size, self.max_stop_ids
+                ),
+            )
+            self._state = self.programs.admit(self._state, admission)
+
+    def _round(self, bucket: Bucket, active: list[Request], timings: Timings | None) -> Report:
+        lanes = np.full((bucket.lanes,), -1, np.int32)
+        certain = np.zeros((bucket.lanes,), np.int32)
+        for lane, request in enumerate(active):
+            lanes[lane] = request.slot
+            certain[lane] = min(request.known - request.committed, bucket.chunk + 1)
+        programs, models = self.programs, self.models
+        watch = Stopwatch(timings)
+        round_ = watch.lap("draft", programs.propose(bucket, models, self._state, lanes, certain))
+        executed = watch.lap(
+            "target", programs.execute(bucket, models, round_.nodes, self._state.cache, lanes)
+        )
+        self._state, report = programs.settle(bucket, models, round_, executed, self._state, lanes)
+        report = jax.device_get(report)
+        watch.lap("settle", self._state)
+        watch.finish(counted=bucket.chunk == 0)
+        return report
+
+    def _take(self, request: Request, lane: int, report: Report) -> Piece | None:
+        was_prefilling = request.prefilling
+        request.committed += int(report.committed[lane])
+        request.ready = int(report.ready[lane])
+        emitted, accepted = int(report.emitted[lane]), int(report.accepted[lane])
+        if not was_prefilling:
+            request.count(
+                proposed=int(report.proposed[lane]),
+                verified=int(report.verified[lane]),
+                accepted=accepted,
+                committed=int(report.committed[lane]),
+            )
+        ids = [int(t) for t in report.tokens[lane, :emitted]]
+        drafted = [i < accepted for i in range(emitted)]
+        finish = Finish(int(report.finish[lane]))
+        if finish is Finish.BROKEN:
+            request.finish_reason = "error: the target's logits are NaN, or its settings allow no token"
+        elif finish is not Finish.RUNNING:
+            request.finish_reason = finish.name.lower()
+        text, stopped_at = request.output.push(ids, last=request.finish_reason is not None)
+        if stopped_at is not None:
+            ids, drafted = ids[: stopped_at + 1], drafted[: stopped_at + 1]
+            request.finish_reason = "stop"
+        request.token_ids.extend(ids)
+        if request.settings.log_probs is not None:
+            request.log_probs.extend(self._log_probs(request, lane, report, ids))
+        if not ids and request.finish_reason is None:
+            return None
+        return Piece(
+            index=request.index,
+            text=text,
+            token_ids=tuple(ids),
+            drafted=tuple(drafted),
+            finish_reason=request.finish_reason,
+        )
+
+    def _log_probs(self, request: Request, lane: int, report: Report, ids: list[int]) -> list[TokenLogProb]:
+        assert report.log_probs is not None and request.settings.log_probs is not None
+        rows = report.log_probs
+        count = request.settings.log_probs
+        return [
+            TokenLogProb(
+                token_id=token,
+                log_prob=float(rows.chosen[lane, i]),
+                top=tuple(
+                    (int(rows.top_ids[lane, i, k]), float(rows.top[lane, i, k])) for k in range(count)
+                ),
+            )
+            for i, token in enumerate(ids)
+        ]
+
+    def _leave(self, request: Request, running: dict[int, Request]) -> None:
+        """Frees what a request held. The device row may still be live: end it there, too."""
+        assert request.reservation is not None
+        self._state = self.programs.halt(self._state, request.slot)
+        self._pool.release(request.reservation)
+        self._free_slots.append(request.slot)
+        self._free_slots.sort()
+        del running[request.slot]
+        request.reservation = None
+
+    @property
+    def free_pages(self) -> tuple[int, ...]:
+        """Free cache pages per layer group."""
+        return self._pool.free_pages
+
+
+class Stopwatch:
+    """Times the parts of one round into a `Timings`, or does nothing."""
+
+    def __init__(self, timings: Timings | None):
+        self._timings = timings
+        self._laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str, value: Any) -> Any:
+        """Waits for `value` if timings are kept, and books the time since the last lap."""
+        if self._timings is not None:
+            jax.block_until_ready(value)
+            now = time.perf_counter()
+            self._laps[name] = now - self._last
+            self._last = now
+        return value
+
+    def finish(self, *, counted: bool) -> None:
+        """Adds the laps, unless the round was a prefill."""
+        if self._timings is not None and counted:
+            for name, seconds in self._laps.items():
+                setattr(self._timings, name, getattr(self._timings, name) + seconds)
+            self._timings.rounds += 1
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts, whether one or several were passed."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, (int, np.integer, Mapping)) for item in items):
+        return [items]  # type: ignore[list-item]
+    return items  # type: ignore[return-value]
+
+
+def empty_slots(max_slots: int, max_context: int, vocab_size: int, max_stop_ids: int) -> Slots:
+    """Slots without requests."""
+
+    def zeros() -> jax.Array:  # each field needs its own buffer: all of them are donated
+        return jnp.zeros((max_slots,), jnp.int32)
+
+    return Slots(
+        text=Text(tokens=jnp.zeros((max_slots, max_context), jnp.int32), lengths=zeros()),
+        prompt_lengths=zeros(),
+        limits=zeros(),
+        draft_caps=zeros(),
+        live=jnp.zeros((max_slots,), bool),
+        table=empty_table(max_slots, vocab_size, max_stop_ids),
+        history=empty_history(max_slots, vocab_size),
+    )

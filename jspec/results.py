@@ -1,0 +1,86 @@
+"""What a caller gets back."""
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenLogProb:
+    """One emitted token's log-probability under the raw model logits, before any processor."""
+
+    token_id: int
+    log_prob: float
+    top: tuple[tuple[int, float], ...] = ()  # (id, log-probability), most likely first
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counters:
+    """The five counts of a request; everything else is derived from them.
+
+    Prefill rounds are not counted: `rounds` are those in which the request had an anchor.
+    """
+
+    proposed: int = 0  # draft tokens
+    verified: int = 0  # draft tokens that the target executed
+    accepted: int = 0  # draft tokens that were emitted
+    committed: int = 0  # target nodes that entered the cache, the prompt's not included
+    emitted: int = 0  # tokens
+    rounds: int = 0
+    accept_histogram: tuple[int, ...] = ()  # rounds by accept length: index 0, 1, 2, ...
+
+    @property
+    def mean_commit_length(self) -> float | None:
+        """Committed nodes per round (the papers' tau); None before the first round."""
+        return self.committed / self.rounds if self.rounds else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted per verified draft token; None if nothing was verified."""
+        return self.accepted / self.verified if self.verified else None
+
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """Fraction of rounds whose draft token at position 1, 2, ... was accepted."""
+        total = sum(self.accept_histogram)
+        return tuple(sum(self.accept_histogram[j:]) / total for j in range(1, len(self.accept_histogram)))
+
+
+def add(counters: Sequence[Counters]) -> Counters:
+    """The sum over several requests."""
+    width = max((len(c.accept_histogram) for c in counters), default=0)
+    histogram = [0] * width
+    for c in counters:
+        for index, count in enumerate(c.accept_histogram):
+            histogram[index] += count
+    return Counters(
+        proposed=sum(c.proposed for c in counters),
+        verified=sum(c.verified for c in counters),
+        accepted=sum(c.accepted for c in counters),
+        committed=sum(c.committed for c in counters),
+        emitted=sum(c.emitted for c in counters),
+        rounds=sum(c.rounds for c in counters),
+        accept_histogram=tuple(histogram),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Piece:
+    """What one round added to one request."""
+
+    index: int  # of the prompt
+    text: str  # final text; may be empty while a character or a possible stop string is incomplete
+    token_ids: tuple[int, ...]
+    drafted: tuple[bool, ...]  # per token: True = a draft token that was accepted
+    finish_reason: str | None = None  # "stop", "length" or "error: ..." on the last piece
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished request."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_ids: tuple[int, ...]
+    counters: Counters
+    log_probs: tuple[TokenLogProb, ...] | None = None
+    simulated: bool = False  # accept lengths were forced: the text is not the target's

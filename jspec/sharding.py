@@ -1,0 +1,42 @@
+"""One table from logical axis names to mesh axes."""
+
+from collections.abc import Mapping, Sequence
+
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+# Logical axis -> mesh axis that splits it. Axes that are absent, or whose mesh axis the mesh does
+# not have, are whole on every device.
+MESH_AXES = {"vocabulary": "tensor", "heads": "tensor", "kv_heads": "tensor", "mlp": "tensor"}
+
+# These stay whole where the mesh axis does not divide them: few KV heads are usually copied to more
+# devices than there are heads, and vocabularies are often odd. The rest must divide.
+WHOLE_IF_UNEVEN = frozenset({"kv_heads", "vocabulary"})
+
+
+def leaf_sharding(axes: Sequence[str], units: Mapping[str, int], mesh: Mesh) -> NamedSharding:
+    """Where an array with these logical axes lives.
+
+    Args:
+      axes: logical name of each dimension of the array.
+      units: per logical axis, how many indivisible pieces it has (heads, not features of heads).
+      mesh: its axis names are looked up in `MESH_AXES`.
+
+    Raises:
+      ValueError: if a mesh axis does not divide a logical axis that has to be split evenly.
+    """
+    return NamedSharding(mesh, PartitionSpec(*(_mesh_axis(axis, units, mesh) for axis in axes)))
+
+
+def _mesh_axis(axis: str, units: Mapping[str, int], mesh: Mesh) -> str | None:
+    mesh_axis = MESH_AXES.get(axis)
+    if mesh_axis is None or mesh_axis not in mesh.shape:
+        return None
+    pieces, parts = units[axis], mesh.shape[mesh_axis]
+    if pieces % parts == 0:
+        return mesh_axis
+    if axis in WHOLE_IF_UNEVEN:
+        return None
+    raise ValueError(
+        f"mesh: expected an axis {mesh_axis!r} that divides the model's {pieces} {axis}, got {parts}; "
+        "use fewer devices along it"
+    )

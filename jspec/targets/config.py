@@ -1,0 +1,75 @@
+"""Everything that distinguishes one decoder-only target from another, as one hashable value."""
+
+import dataclasses
+from typing import Literal
+
+from jspec.targets.rope import Rope
+
+LayerKind = Literal["full", "window"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Sizes and choices of a Llama, Qwen2, Qwen3 or Gemma 3 text model.
+
+    Gemma's norms, stored as w and applied as 1 + w, are no option here: norms are kept in float32
+    and hold 1 + w from loading on, which is the same float32 sum.
+    """
+
+    architecture: str  # "llama", "qwen2", "qwen3", "gemma3"
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    norm_eps: float
+    max_context: int
+    full_rope: Rope
+    window_rope: Rope | None = None  # needed if a layer has a window
+    layer_kinds: tuple[LayerKind, ...]
+    window: int | None = None  # a query of a window layer sees itself and window - 1 tokens before it
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    query_key_norm: bool = False  # RMSNorm of every head of q and k before the rotation
+    sandwich_norms: bool = False  # a second norm after attention and after the MLP (Gemma)
+    tied_head: bool = False
+    embedding_scale: float = 1.0
+    query_scale: float  # factor on q . k
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        sizes = (
+            "vocab_size", "hidden_size", "intermediate_size", "num_layers",
+            "num_heads", "num_kv_heads", "head_size", "max_context",
+        )  # fmt: skip
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads: expected a divisor of {self.num_heads} query heads, got {self.num_kv_heads}"
+            )
+        if self.head_size % 2:
+            raise ValueError(f"head_size: expected an even number (rope turns pairs), got {self.head_size}")
+        if len(self.layer_kinds) != self.num_layers or not set(self.layer_kinds) <= {"full", "window"}:
+            raise ValueError(
+                f"layer_kinds: expected {self.num_layers} of 'full' or 'window', got {self.layer_kinds}"
+            )
+        if "window" in self.layer_kinds and (self.window is None or self.window < 1 or self.window_rope is None):
+            raise ValueError(
+                f"window: expected at least 1 and a window_rope for the window layers, got {self.window}, "
+                f"{self.window_rope}"
+            )
+
+    @property
+    def identity(self) -> str:
+        """Architecture and sizes in words, to name the model in refusals and beside features."""
+        return (
+            f"{self.architecture}, {self.num_layers} layers, hidden {self.hidden_size}, "
+            f"{self.num_heads}/{self.num_kv_heads} heads of {self.head_size}, vocabulary {self.vocab_size}"
+        )

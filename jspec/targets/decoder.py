@@ -1,0 +1,187 @@
+"""Decoder-only targets: Llama, Qwen2, Qwen3 and Gemma 3 text models as one set of pure functions."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jspec.cache import Cache, GroupLayout, Pending
+from jspec.features import check_names
+from jspec.round import Nodes
+from jspec.targets.config import DecoderConfig, LayerKind
+from jspec.targets.layers import Decoder
+from jspec.targets.rope import Rope, rotation
+from jspec.targets.target import Hidden
+from pallas_kernels.attention.sight import causal_sight
+
+Params = tuple[Array, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One array of a decoder's parameters."""
+
+    path: str  # "layers.3.attention.query"
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+    axes: tuple[str, ...]  # logical name of each axis
+
+
+@dataclasses.dataclass(frozen=True)
+class _Structure:
+    graph: Any
+    tree: Any
+
+    def module(self, params: Params) -> Decoder:
+        return nnx.merge(self.graph, jax.tree.unflatten(self.tree, params))
+
+
+@functools.cache
+def _abstract(config: DecoderConfig, dtype: jnp.dtype) -> tuple[_Structure, tuple[Leaf, ...]]:
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
+    leaves = tuple(
+        Leaf(
+            path=".".join(str(part) for part in path),
+            shape=variable.get_value().shape,
+            dtype=variable.get_value().dtype,
+            axes=variable.get_metadata("axes"),
+        )
+        for path, variable in nnx.to_flat_state(state)
+    )
+    return _Structure(graph, jax.tree.structure(state)), leaves
+
+
+def decoder_leaves(config: DecoderConfig, dtype: jnp.dtype) -> tuple[Leaf, ...]:
+    """The arrays that a `DecoderTarget`'s params hold, in their order; norms stay float32."""
+    return _abstract(config, jnp.dtype(dtype))[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderTarget:
+    """The `Target` of one `DecoderConfig`. `params` is a flat tuple of arrays (see `decoder_leaves`)."""
+
+    config: DecoderConfig
+
+    @property
+    def identity(self) -> str:
+        """See `DecoderConfig.identity`."""
+        return self.config.identity
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the head scores."""
+        return self.config.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return self.config.hidden_size
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return self.config.num_layers
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that one text may have."""
+        return self.config.max_context
+
+    @property
+    def groups(self) -> tuple[GroupLayout, ...]:
+        """Group 0: the layers that see everything (there may be none); group 1: those with a window."""
+        kinds: list[LayerKind] = ["full"]
+        if "window" in self.config.layer_kinds:
+            kinds.append("window")
+        return tuple(
+            GroupLayout(
+                num_layers=self.config.layer_kinds.count(kind),
+                num_kv_heads=self.config.num_kv_heads,
+                head_size=self.config.head_size,
+                window=self.config.window if kind == "window" else None,
+            )
+            for kind in kinds
+        )
+
+    def forward(
+        self,
+        params: Params,
+        nodes: Nodes,
+        cache: Cache,
+        lanes: Int[Array, "lanes"],
+        capture: tuple[str, ...],
+        max_queries: int,
+    ) -> Hidden:
+        """See `jspec.targets.target.Target.forward`. Every lane is a chain (or a chunk and a chain).
+
+        Raises:
+          ValueError: if `capture` names a state that this model does not have.
+        """
+        check_names(capture, self.num_layers)
+        model = self._module(params)
+        config = self.config
+        rows = jnp.maximum(lanes, 0)
+        context_lengths = jnp.where(lanes >= 0, cache.lengths[rows], 0)
+        sights = [
+            causal_sight(
+                nodes.offsets,
+                group.page_table[rows],
+                context_lengths,
+                nodes.positions,
+                max_queries=max_queries,
+                window=layout.window,
+            )
+            for group, layout in zip(cache.groups, self.groups, strict=True)
+        ]
+        ropes: list[Rope] = [config.full_rope]
+        if len(sights) == 2:
+            assert config.window_rope is not None
+            ropes.append(config.window_rope)
+        turns = [rotation(rope, config.head_size, nodes.positions) for rope in ropes]
+        keys: list[list[Array]] = [[] for _ in sights]
+        values: list[list[Array]] = [[] for _ in sights]
+
+        x = model.embed(nodes.tokens)
+        seen = {"embedding": x} if "embedding" in capture else {}
+        for index, (kind, layer) in enumerate(zip(config.layer_kinds, model.layers, strict=True)):
+            g = 0 if kind == "full" else 1
+            x, k, v = layer(x, turns[g], cache.groups[g].pages, len(keys[g]), sights[g])
+            keys[g].append(k)
+            values[g].append(v)
+            if f"layer.{index}" in capture:
+                seen[f"layer.{index}"] = x
+        x = model.final_norm(x)
+        seen["final_norm"] = x
+        features = [seen[name] for name in capture] or [jnp.zeros((x.shape[0], 0), x.dtype)]
+        return Hidden(
+            hidden=x,
+            features=jnp.concatenate(features, axis=1),
+            pending=tuple(
+                self._pending(k, v, group.pages.k.dtype, x.shape[0])
+                for k, v, group in zip(keys, values, cache.groups, strict=True)
+            ),
+        )
+
+    def _pending(self, keys: list[Array], values: list[Array], dtype: Any, nodes: int) -> Pending:
+        if not keys:
+            none = jnp.zeros((0, nodes, self.config.num_kv_heads, self.config.head_size), dtype)
+            return Pending(k=none, v=none)
+        return Pending(k=jnp.stack(keys), v=jnp.stack(values))
+
+    def embed(self, params: Params, ids: Int[Array, "*batch"]) -> Float[Array, "*batch hidden"]:
+        """What layer 0 reads for `ids`: the embedding, scaled. Ids outside the vocabulary give NaN."""
+        return self._module(params).embed(ids)
+
+    def logits(self, params: Params, hidden: Float[Array, "rows hidden"]) -> Float[Array, "rows vocabulary"]:
+        """Float32 scores of post-norm hidden states, with the final soft cap applied."""
+        return self._module(params).logits(hidden)
+
+    def _module(self, params: Params) -> Decoder:
+        structure, leaves = _abstract(self.config, jnp.dtype(jnp.float32))
+        if len(params) != len(leaves):
+            raise ValueError(f"params: expected {len(leaves)} arrays of {self.identity}, got {len(params)}")
+        return structure.module(params)

@@ -1,0 +1,53 @@
+"""What the decode programs need of a target model, whatever its architecture."""
+
+from typing import Any, Protocol, runtime_checkable
+
+from jaxtyping import Array, Float, Int
+
+from jspec.cache import Cache, GroupLayout, Pending
+from jspec.round import Nodes
+from pallas_kernels.pytree import pytree
+
+
+@pytree
+class Hidden:
+    """A target pass before its head."""
+
+    hidden: Float[Array, "nodes hidden"]  # after the final norm: what the head reads
+    features: Float[Array, "nodes features"]  # captured states side by side, in the order asked; width 0 if none
+    pending: tuple[Pending, ...]  # one per layer group
+
+
+@runtime_checkable
+class Target(Protocol):
+    """A target model: static facts and three pure functions over its parameter leaves. Hashable."""
+
+    identity: str  # architecture and sizes, to name it in refusals
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_context: int
+    groups: tuple[GroupLayout, ...]
+
+    def forward(
+        self,
+        params: Any,
+        nodes: Nodes,
+        cache: Cache,
+        lanes: Int[Array, "lanes"],
+        capture: tuple[str, ...],
+        *,
+        max_queries: int,
+    ) -> Hidden:
+        """Runs all layers over the round's nodes; the cache is only read.
+
+        Args:
+          capture: names of the hidden states to return, in order: "embedding" (as layer 0 reads it),
+            "layer.i" (output of decoder layer i, 0-based), "final_norm".
+          max_queries: static bound on the nodes of one lane.
+        """
+        ...
+
+    def embed(self, params: Any, ids: Int[Array, "*batch"]) -> Float[Array, "*batch hidden"]: ...
+
+    def logits(self, params: Any, hidden: Float[Array, "rows hidden"]) -> Float[Array, "rows vocabulary"]: ...

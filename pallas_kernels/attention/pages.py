@@ -1,0 +1,113 @@
+"""The paged pool of committed keys and values: opaque outside `pallas_kernels`.
+
+Keys lie feature-major and values row-major inside a page, so that both products of attention
+reduce over an axis that is not the innermost one and vectorise over the innermost one.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.pytree import pytree
+
+
+@pytree
+class Pages:
+    """Keys and values of every layer of a group, cut into pages that lanes own through a page table."""
+
+    k: Float[Array, "layers pages kv_heads head_size page_size"]
+    v: Float[Array, "layers pages kv_heads page_size head_size"]
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self.k.shape[-1]
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that lanes can own, in every layer."""
+        return self.k.shape[1]
+
+
+def allocate(
+    *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_size: int, dtype: jnp.dtype
+) -> Pages:
+    """A pool of zeros: `num_pages` pages of `page_size` tokens for each of `num_layers` layers."""
+    sizes = {
+        "num_pages": num_pages,
+        "page_size": page_size,
+        "num_kv_heads": num_kv_heads,
+        "head_size": head_size,
+    }
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}: expected at least 1, got {size}; pass the group's real size")
+    heads = (num_layers, num_pages, num_kv_heads)
+    return Pages(
+        k=jnp.zeros((*heads, head_size, page_size), dtype), v=jnp.zeros((*heads, page_size, head_size), dtype)
+    )
+
+
+def commit_rows(
+    pages: Pages,
+    k_new: Float[Array, "layers nodes kv_heads head_size"],
+    v_new: Float[Array, "layers nodes kv_heads head_size"],
+    path: Int[Array, "lanes commits"],
+    page_table: Int[Array, "lanes columns"],
+    lengths: Int[Array, "lanes"],
+) -> Pages:
+    """Writes accepted nodes behind each lane's committed tokens, in place if `pages` is donated.
+
+    The lane's i-th new token goes to position p = lengths + i: page page_table[p // page_size], row
+    p % page_size, in every layer.
+
+    Args:
+      pages: the pool.
+      k_new: keys of all nodes of the round.
+      v_new: values of all nodes of the round.
+      path: node that becomes the lane's i-th new token; -1 = none, nothing is written for it.
+      page_table: pages of each lane, in the order of its positions.
+      lengths: committed tokens per lane before this call.
+    """
+    if pages.k.shape[0] == 0 or path.size == 0:
+        return pages
+    commits = path.shape[1]
+    nodes = path.reshape(-1)
+    order = jnp.argsort(nodes < 0, stable=True)
+
+    def write(i: jax.Array, pools: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        entry = order[i]
+        lane = entry // commits
+        position = lengths[lane] + entry % commits
+        page = page_table[lane, position // pages.page_size]
+        row = position % pages.page_size
+        k_row = jax.lax.dynamic_slice_in_dim(k_new, nodes[entry], 1, axis=1)[..., None]
+        v_row = jax.lax.dynamic_slice_in_dim(v_new, nodes[entry], 1, axis=1)[..., None, :]
+        k_pool = jax.lax.dynamic_update_slice(pools[0], k_row.astype(pages.k.dtype), (0, page, 0, 0, row))
+        v_pool = jax.lax.dynamic_update_slice(pools[1], v_row.astype(pages.v.dtype), (0, page, 0, row, 0))
+        return k_pool, v_pool
+
+    k_pool, v_pool = jax.lax.fori_loop(0, jnp.sum(nodes >= 0), write, (pages.k, pages.v))
+    return Pages(k=k_pool, v=v_pool)
+
+
+def gather_rows(
+    pages: Pages, layer: int | Int[Array, ""], page_table: Int[Array, "lanes columns"], capacity: int
+) -> tuple[
+    Float[Array, "lanes capacity kv_heads head_size"], Float[Array, "lanes capacity kv_heads head_size"]
+]:
+    """Keys and values of the first `capacity` positions of each lane, dense: for tests and oracles."""
+    columns = -(-capacity // pages.page_size)
+    if columns > page_table.shape[1]:
+        raise ValueError(
+            f"capacity: expected at most {page_table.shape[1] * pages.page_size} rows, got {capacity}; "
+            "the page table has no columns for more"
+        )
+    k = jnp.moveaxis(pages.k[layer][page_table[:, :columns]], (2, 4), (3, 2))
+    v = jnp.moveaxis(pages.v[layer][page_table[:, :columns]], 2, 3)
+    lanes = page_table.shape[0]
+    flat = (lanes, columns * pages.page_size)
+    return (
+        k.reshape(*flat, *k.shape[3:])[:, :capacity],
+        v.reshape(*flat, *v.shape[3:])[:, :capacity],
+    )
