@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import jspec
 from jspec.bench.prompts import PROMPTS
-from jspec.load import embedded_model, with_drafter
+from jspec.loading import embedded_model, with_drafter
 
 
 def main() -> None:

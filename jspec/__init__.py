@@ -2,7 +2,7 @@
 
 from jspec.decode import Method, Models
 from jspec.engine import Engine
-from jspec.load import load, with_drafter
+from jspec.loading import load, with_drafter
 from jspec.results import Counters, Piece, Result, TokenLogProb
 from jspec.settings import Settings
 

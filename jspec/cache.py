@@ -8,6 +8,7 @@ committed tokens.
 import dataclasses
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.pages import Pages, allocate, commit_rows
@@ -59,7 +60,7 @@ def new_cache(
     num_pages: tuple[int, ...],
     page_size: int,
     max_context: int,
-    dtype: jnp.dtype,
+    dtype: DTypeLike,
 ) -> Cache:
     """An empty cache whose slots own no pages yet (their table rows point at page 0 and length is 0).
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jspec.buckets import Bucket
 from jspec.cache import Cache, Pending, commit
-from jspec.coins import draw_coins
+from jspec.coins import Coins, draw_coins
 from jspec.cut import Finish, cut
 from jspec.drafters.protocol import Committed, Drafter, Text
 from jspec.drafters.simulated import Simulated
@@ -222,7 +222,14 @@ def judge(
     )
     if isinstance(method.drafter, Simulated):
         return method.drafter.verdict(state.drafter, lanes, proposal, target_side, round_.verify_lengths)
-    coins = draw_coins(slots.table.seeds[rows], state.cache.lengths[rows], proposal.tokens.shape[1])
+    num_drafts = proposal.tokens.shape[1]
+    coins = jax.lax.cond(
+        jnp.any((lanes >= 0) & (slots.table.temperature[rows] > 0)),
+        lambda: draw_coins(slots.table.seeds[rows], state.cache.lengths[rows], num_drafts),
+        lambda: Coins(
+            accept=jnp.zeros(proposal.tokens.shape, jnp.float32), bonus=jnp.zeros(lanes.shape, jnp.float32)
+        ),
+    )
     return verify(
         proposal,
         target_side,

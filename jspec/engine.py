@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jspec.buckets import Bucket, Ladder
 from jspec.cache import new_cache
@@ -59,7 +60,7 @@ class Engine:
         max_context: int | None = None,
         page_size: int = 64,
         cache_tokens: int | None = None,
-        cache_dtype: Any = jnp.float32,
+        cache_dtype: DTypeLike = jnp.float32,
         chunks: Sequence[int] = (63, 255, 511),
         max_stop_ids: int = 8,
         seed: int = 0,
@@ -285,11 +286,11 @@ class Engine:
             seed = int(self._rng.integers(2**32)) if settings.seed is None else settings.seed
             draft_length, vocab_size = self.method.drafter.draft_length, self.method.target.vocab_size
             admission = Admission(
-                slot=np.int32(request.slot),
+                slot=np.asarray(request.slot, np.int32),
                 tokens=tokens,
-                prompt_length=np.int32(len(request.prompt_ids)),
-                limit=np.int32(request.limit),
-                draft_cap=np.int32(draft_length if settings.draft_length is None else settings.draft_length),
+                prompt_length=np.asarray(len(request.prompt_ids), np.int32),
+                limit=np.asarray(request.limit, np.int32),
+                draft_cap=np.asarray(draft_length if settings.draft_length is None else settings.draft_length, np.int32),
                 page_rows=self._pool.table_rows(reservation),
                 settings=settings_row(
                     settings, settings.stop_ids(self.eos_ids), seed, vocab_size, self.max_stop_ids

@@ -7,7 +7,7 @@ from jspec.targets.target import Target
 
 
 def layer_outputs(layer_ids: Sequence[int]) -> tuple[str, ...]:
-    """Feature names of 0-based layer ids as checkpoints list them: -1 is the embedding, i the output of layer i."""
+    """Feature names of layer ids as checkpoints list them: -1 the embedding, i the output of layer i."""
     return tuple("embedding" if i == -1 else f"layer.{i}" for i in layer_ids)
 
 
@@ -56,8 +56,8 @@ class FeatureContract:
         check_names(self.names, target.num_layers)
         if self.width != len(self.names) * target.hidden_size:
             raise ValueError(
-                f"features: expected width {len(self.names) * target.hidden_size} for {len(self.names)} states of "
-                f"{target.hidden_size}, got {self.width}"
+                f"features: expected width {len(self.names) * target.hidden_size} for {len(self.names)} "
+                f"states of {target.hidden_size}, got {self.width}; capture them again"
             )
 
     def check_same(self, other: "FeatureContract") -> None:

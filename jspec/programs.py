@@ -23,12 +23,12 @@ from pallas_kernels.pytree import pytree
 class Admission:
     """A request as arrays, ready to be written into a slot."""
 
-    slot: Int[Array, ""]
-    tokens: Int[Array, "capacity"]  # the prompt, then zeros
-    prompt_length: Int[Array, ""]
-    limit: Int[Array, ""]
-    draft_cap: Int[Array, ""]
-    page_rows: tuple[Int[Array, "columns"], ...]  # page table row of each layer group
+    slot: Int[Array | np.ndarray, ""]
+    tokens: Int[Array | np.ndarray, "capacity"]  # the prompt, then zeros
+    prompt_length: Int[Array | np.ndarray, ""]
+    limit: Int[Array | np.ndarray, ""]
+    draft_cap: Int[Array | np.ndarray, ""]
+    page_rows: tuple[Int[Array | np.ndarray, "columns"], ...]  # page table row of each layer group
     settings: SettingsRow
 
 

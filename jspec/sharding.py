@@ -1,8 +1,11 @@
 """One table from logical axis names to mesh axes."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 # Logical axis -> mesh axis that splits it. Axes that are absent, or whose mesh axis the mesh does
 # not have, are whole on every device.
@@ -11,6 +14,18 @@ MESH_AXES = {"vocabulary": "tensor", "heads": "tensor", "kv_heads": "tensor", "m
 # These stay whole where the mesh axis does not divide them: few KV heads are usually copied to more
 # devices than there are heads, and vocabularies are often odd. The rest must divide.
 WHOLE_IF_UNEVEN = frozenset({"kv_heads", "vocabulary"})
+
+
+def make_mesh(*, tensor: int, data: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh with the axes `data` and `tensor`, which is the inner one.
+
+    Raises:
+      ValueError: if there are fewer devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    if min(tensor, data) < 1 or len(devices) < tensor * data:
+        raise ValueError(f"mesh: expected data {data} x tensor {tensor} devices, got {len(devices)}")
+    return Mesh(np.array(devices[: data * tensor]).reshape(data, tensor), ("data", "tensor"))
 
 
 def leaf_sharding(axes: Sequence[str], units: Mapping[str, int], mesh: Mesh) -> NamedSharding:
@@ -22,8 +37,14 @@ def leaf_sharding(axes: Sequence[str], units: Mapping[str, int], mesh: Mesh) -> 
       mesh: its axis names are looked up in `MESH_AXES`.
 
     Raises:
-      ValueError: if a mesh axis does not divide a logical axis that has to be split evenly.
+      ValueError: if a mesh axis does not divide a logical axis that has to be split evenly, or if the
+        mesh is not one whose shardings the compiler propagates.
     """
+    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+        raise ValueError(
+            f"mesh: expected axes of type Auto, got {mesh.axis_types}; use jspec.sharding.make_mesh, "
+            "or pass axis_types to jax.make_mesh"
+        )
     return NamedSharding(mesh, PartitionSpec(*(_mesh_axis(axis, units, mesh) for axis in axes)))
 
 

@@ -35,7 +35,9 @@ def empty_cache(target: DecoderTarget, capacity: int, *, page_size: int = 8, dty
         dtype=jnp.dtype(dtype),
     )
     table = 1 + jnp.arange(columns, dtype=jnp.int32)[None]
-    return Cache(groups=tuple(Group(pages=g.pages, page_table=table) for g in cache.groups), lengths=cache.lengths)
+    return Cache(
+        groups=tuple(Group(pages=g.pages, page_table=table) for g in cache.groups), lengths=cache.lengths
+    )
 
 
 # Tiny models: compiling takes far longer than running.

@@ -71,8 +71,8 @@ def open_gguf(path: Path) -> GgufFile:
         reader = gguf.GGUFReader(path)
     except Exception as error:  # the reader checks nothing: a short file ends in any kind of error
         raise ValueError(
-            f"{path}: expected a whole GGUF file, got {path.stat().st_size} bytes that end early or are damaged "
-            f"({error}); download it again"
+            f"{path}: expected a whole GGUF file, got {path.stat().st_size} bytes that end early or are "
+            f"damaged ({error}); download it again"
         ) from error
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     for tensor in reader.tensors:

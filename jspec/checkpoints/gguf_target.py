@@ -14,7 +14,7 @@ import numpy as np
 
 from jspec.checkpoints.gguf_file import GgufFile
 from jspec.checkpoints.leaves import Origin, Plan
-from jspec.targets.config import DecoderConfig, LayerKind
+from jspec.targets.config import DecoderConfig, LayerKind, layer_kinds
 from jspec.targets.decoder import decoder_leaves
 from jspec.targets.rope import Divisors, Linear, Rope, Yarn, yarn_attention_factor
 
@@ -89,8 +89,8 @@ def config_from_gguf(file: GgufFile) -> DecoderConfig:
     architecture = file.value("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ValueError(
-            f"{file.where}: expected general.architecture {' or '.join(ARCHITECTURES)}, got {architecture!r}; "
-            "this architecture is not supported as a target"
+            f"{file.where}: expected general.architecture {' or '.join(ARCHITECTURES)}, "
+            f"got {architecture!r}; this architecture is not supported as a target"
         )
     keys = _Keys(file, architecture)
     hidden_size, num_heads = int(keys.need("embedding_length")), int(keys.need("attention.head_count"))
@@ -103,7 +103,7 @@ def config_from_gguf(file: GgufFile) -> DecoderConfig:
     if table is None or len(table) != 2:
         raise ValueError(f"{file.where}: expected tensor {_TOP['embedding']!r} with two axes, got {table}")
     gemma = architecture == "gemma3"
-    layer_kinds, window = _layers(keys, num_layers, gemma=gemma)
+    kinds, window = _layers(keys, num_layers, gemma=gemma)
     full_rope, window_rope = _ropes(keys, head_size, gemma=gemma)
     final_softcap = keys.take("final_logit_softcapping")
     if keys.take("attn_logit_softcapping"):
@@ -125,7 +125,7 @@ def config_from_gguf(file: GgufFile) -> DecoderConfig:
         max_context=int(keys.need("context_length")),
         full_rope=full_rope,
         window_rope=window_rope if window is not None else None,
-        layer_kinds=layer_kinds,
+        layer_kinds=kinds,
         window=window,
         activation="gelu_tanh" if gemma else "silu",
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
@@ -145,14 +145,16 @@ def config_from_gguf(file: GgufFile) -> DecoderConfig:
 def _layers(keys: _Keys, num_layers: int, *, gemma: bool) -> tuple[tuple[LayerKind, ...], int | None]:
     window, pattern = keys.take("attention.sliding_window"), keys.take("attention.sliding_window_pattern")
     if not window:
-        return ("full",) * num_layers, None
+        return layer_kinds([False] * num_layers), None
     if not gemma:
-        raise ValueError(f"{keys.file.where}: expected no sliding window for {keys.architecture}, got {window}")
+        raise ValueError(
+            f"{keys.file.where}: expected no sliding window for {keys.architecture}, got {window}"
+        )
     if isinstance(pattern, list):
         windows = [bool(flag) for flag in pattern]
     else:
         windows = [bool((i + 1) % (pattern or 6)) for i in range(num_layers)]
-    return tuple("window" if w else "full" for w in windows), int(window)
+    return layer_kinds(windows), int(window)
 
 
 def _ropes(keys: _Keys, head_size: int, *, gemma: bool) -> tuple[Rope, Rope]:
@@ -165,13 +167,17 @@ def _ropes(keys: _Keys, head_size: int, *, gemma: bool) -> tuple[Rope, Rope]:
     window = Rope(theta=window_theta)
     if _DIVISORS in keys.file.tensors:
         if kind not in (None, "none"):
-            raise ValueError(f"{keys.file.where}: expected {_DIVISORS} or rope.scaling.type, got both ({kind})")
+            raise ValueError(
+                f"{keys.file.where}: expected {_DIVISORS} or rope.scaling.type, got both ({kind})"
+            )
         values = tuple(float(value) for value in keys.file.read(_DIVISORS).reshape(-1))
         return Rope(theta=theta, scaling=Divisors(values=values)), window
     if kind in (None, "none"):
         return Rope(theta=theta), window
     if not factor:
-        raise ValueError(f"{keys.file.where}: expected rope.scaling.factor for rope.scaling.type {kind!r}, got none")
+        raise ValueError(
+            f"{keys.file.where}: expected rope.scaling.factor for rope.scaling.type {kind!r}, got none"
+        )
     if kind == "linear":
         return Rope(theta=theta, scaling=Linear(factor=float(factor))), window
     if kind == "yarn" and original:
@@ -186,7 +192,8 @@ def _ropes(keys: _Keys, head_size: int, *, gemma: bool) -> tuple[Rope, Rope]:
         )
         return Rope(theta=theta, scaling=scaling), window
     raise ValueError(
-        f"{keys.file.where}: expected rope.scaling.type none, linear or yarn with its original context, got {kind!r}"
+        f"{keys.file.where}: expected rope.scaling.type none, linear or yarn with its original context, "
+        f"got {kind!r}; not supported"
     )
 
 

@@ -1,7 +1,7 @@
 """Hugging Face `config.json` to a `DecoderConfig`, refusing what it does not understand.
 
 Every key is read, known not to change the maths, or refused. Missing keys are refused too, except
-those in `DEFAULTS`.
+those with a default in `jspec.checkpoints.hf_keys`.
 """
 
 import dataclasses
@@ -9,106 +9,19 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from jspec.checkpoints.hf_keys import (
+    ACTIVATIONS,
+    AROUND_TEXT,
+    CLASSES,
+    DEFAULTS,
+    FIXED,
+    IGNORED,
+    IGNORED_BY,
+    MODEL_TYPES,
+)
 from jspec.checkpoints.hf_rope import rope_from_hf
-from jspec.targets.config import DecoderConfig, LayerKind
+from jspec.targets.config import DecoderConfig, LayerKind, layer_kinds
 from jspec.targets.rope import Rope
-
-_GENERAL_DEFAULTS: dict[str, Any] = {
-    "head_dim": None,  # null = hidden_size / num_attention_heads
-    "tie_word_embeddings": False,
-    "rope_scaling": None,
-    "rope_parameters": None,
-    "original_max_position_embeddings": None,
-}
-_QWEN_DEFAULTS: dict[str, Any] = _GENERAL_DEFAULTS | {
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "layer_types": None,
-    "rope_theta": None,
-}
-
-# Architecture -> what transformers 5 takes for a key that is missing, where published checkpoints
-# do leave it out or the shapes of the tensors check it. A missing key that is not here is refused.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": _GENERAL_DEFAULTS
-    | {"num_key_value_heads": None, "attention_bias": False, "mlp_bias": False, "rope_theta": 10_000.0},
-    "qwen2": _QWEN_DEFAULTS,
-    "qwen3": _QWEN_DEFAULTS | {"head_dim": 128, "attention_bias": False},
-    "gemma3": _GENERAL_DEFAULTS
-    | {
-        "vocab_size": 262_208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-        "rope_theta": 1_000_000.0,
-        "rope_local_base_freq": 10_000.0,
-        "attention_bias": False,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "layer_types": None,
-        "sliding_window_pattern": 6,
-        "final_logit_softcapping": None,
-    },
-}
-
-# `model_type` -> architecture, and the classes of `architectures` that are a language model of it.
-MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3", "gemma3": "gemma3"}
-CLASSES = {
-    "llama": {"LlamaForCausalLM"},
-    "qwen2": {"Qwen2ForCausalLM"},
-    "qwen3": {"Qwen3ForCausalLM"},
-    "gemma3_text": {"Gemma3ForCausalLM"},
-    "gemma3": {"Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"},
-}
-ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-
-# Keys with the only values that leave the maths as it is implemented here.
-FIXED: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (None,),
-    "partial_rotary_factor": (None, 1, 1.0),
-    "rope_interleaved": (None, False),
-    "use_bidirectional_attention": (None, False),
-    # For Gemma 3, transformers reads this key and never applies it: two readings, so neither.
-    "attn_logit_softcapping": (None,),
-    "is_encoder_decoder": (None, False),
-    "is_decoder": (None, False, True),
-    "add_cross_attention": (None, False),
-    "cross_attention_hidden_size": (None,),
-    "pruned_heads": (None, {}),
-    "tie_encoder_decoder": (None, False),
-}
-
-# Keys that say nothing about the forward pass of an evaluated model.
-IGNORED = frozenset(
-    """
-    _attn_implementation _attn_implementation_autoset _commit_hash _model_name_or_path _name_or_path architectures
-    attention_dropout
-    attn_implementation bos_token_id cache_implementation chunk_size_feed_forward decoder_start_token_id dtype
-    eos_token_id finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label
-    initializer_range is_llama_config label2id model_type name_or_path output_attentions output_hidden_states
-    pad_token_id prefix pretraining_tp problem_type return_dict sep_token_id task_specific_params tf_legacy_loss
-    tokenizer_class torch_dtype torchscript transformers.js_config transformers_version unk_token_id unsloth_fixed
-    unsloth_version use_bfloat16 use_cache
-    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
-    exponential_decay_length_penalty length_penalty max_length max_new_tokens min_length no_repeat_ngram_size
-    num_beam_groups num_beams num_return_sequences output_scores remove_invalid_values repetition_penalty
-    return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
-    """.split()
-)
-# Qwen2 always has biases on q, k and v and none elsewhere, whatever this key says.
-IGNORED_BY = {"qwen2": frozenset({"attention_bias"}), "gemma3": frozenset({"_sliding_window_pattern"})}
-# Around the text model of a multimodal Gemma 3.
-_AROUND_TEXT = frozenset(
-    """
-    vision_config boi_token_index eoi_token_index image_token_index image_token_id boi_token_id eoi_token_id
-    mm_tokens_per_image
-    """.split()
-)
 
 
 def config_from_hf(values: Mapping[str, Any]) -> DecoderConfig:
@@ -129,7 +42,7 @@ def config_from_hf(values: Mapping[str, Any]) -> DecoderConfig:
     classes = values.get("architectures")
     if classes is not None and not set(classes) <= CLASSES[model_type]:
         raise ValueError(
-            f"architectures: expected {' or '.join(sorted(CLASSES[model_type]))} for model_type {model_type!r}, "
+            f"architectures: expected {' or '.join(sorted(CLASSES[model_type]))} for {model_type}, "
             f"got {classes}; this is no language model that can be a target"
         )
     if model_type == "gemma3":
@@ -141,11 +54,13 @@ def _text_part(values: Mapping[str, Any]) -> Mapping[str, Any]:
     text = values.get("text_config")
     if not isinstance(text, Mapping):
         raise ValueError(f"text_config: expected the settings of the text model, got {text!r}")
-    outer = {k: v for k, v in values.items() if k != "text_config" and k not in _AROUND_TEXT | IGNORED}
+    outer = {k: v for k, v in values.items() if k != "text_config" and k not in AROUND_TEXT | IGNORED}
     tie = outer.pop("tie_word_embeddings", None)
     merged = dict(text)
     if tie is not None and merged.setdefault("tie_word_embeddings", tie) != tie:
-        raise ValueError(f"tie_word_embeddings: expected one value, got {tie} outside text_config and not inside")
+        raise ValueError(
+            f"tie_word_embeddings: expected one value, got {tie} outside text_config and not inside"
+        )
     for key, value in outer.items():
         if key not in FIXED or value not in FIXED[key]:
             raise ValueError(f"{key}: expected no such key beside text_config, got {value!r}; not supported")
@@ -179,7 +94,12 @@ class _Keys:
 
     def number(self, key: str) -> float:
         value = self.take(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0 or math.isinf(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not value > 0
+            or math.isinf(value)
+        ):
             raise ValueError(f"{key}: expected a positive number, got {value!r}")
         return float(value)
 
@@ -200,7 +120,7 @@ class _Keys:
                     )
             elif key not in self.asked and key not in harmless:
                 raise ValueError(
-                    f"{key}: expected no such key in the config of a {self.architecture} model, got {value!r}; "
+                    f"{key}: expected no such key for a {self.architecture} model, got {value!r}; "
                     "it may change the maths: remove it only if you know that it does not"
                 )
 
@@ -216,12 +136,16 @@ def _read(architecture: str, values: Mapping[str, Any]) -> DecoderConfig:
     elif hidden_size % num_heads == 0:
         head_size = hidden_size // num_heads
     else:
-        raise ValueError(f"head_dim: expected a value, as {num_heads} heads do not divide hidden_size {hidden_size}")
+        raise ValueError(
+            f"head_dim: expected a value, as {num_heads} heads do not divide hidden_size {hidden_size}"
+        )
     activation = keys.take("hidden_activation" if gemma else "hidden_act")
     if activation not in ACTIVATIONS:
-        raise ValueError(f"hidden_act: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}; not supported")
+        raise ValueError(
+            f"hidden_act: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}; not supported"
+        )
     attention_bias = keys.flag("attention_bias") if architecture != "qwen2" else False
-    layer_kinds, window = _layers(keys, num_layers, gemma=gemma, qwen=qwen)
+    kinds, window = _layers(keys, num_layers, gemma=gemma, qwen=qwen)
     full_rope, window_rope = _ropes(keys, max_position, gemma=gemma)
     config = DecoderConfig(
         architecture=architecture,
@@ -236,7 +160,7 @@ def _read(architecture: str, values: Mapping[str, Any]) -> DecoderConfig:
         max_context=max_position,
         full_rope=full_rope,
         window_rope=window_rope if window is not None else None,
-        layer_kinds=layer_kinds,
+        layer_kinds=kinds,
         window=window,
         activation="silu" if ACTIVATIONS[activation] == "silu" else "gelu_tanh",
         qkv_bias=attention_bias or architecture == "qwen2",
@@ -260,7 +184,7 @@ def _layers(
 ) -> tuple[tuple[LayerKind, ...], int | None]:
     """Which layers have a window, and its size (null if no layer has one)."""
     if not gemma and not qwen:
-        return ("full",) * num_layers, None
+        return layer_kinds([False] * num_layers), None
     window = keys.take("sliding_window")
     if qwen and not keys.flag("use_sliding_window"):
         window = None
@@ -279,13 +203,13 @@ def _layers(
     else:
         raise ValueError(f"layer_types: expected {num_layers} of {' or '.join(kinds)}, got {types}")
     if not any(windows):
-        return ("full",) * num_layers, None
+        return layer_kinds([False] * num_layers), None
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise ValueError(
             f"sliding_window: expected a positive integer for the sliding layers, got {window!r}"
             + ("; set use_sliding_window to true" if qwen else "")
         )
-    return tuple("window" if w else "full" for w in windows), window
+    return layer_kinds(windows), window
 
 
 def _ropes(keys: _Keys, max_position: int, *, gemma: bool) -> tuple[Rope, Rope]:
@@ -295,7 +219,9 @@ def _ropes(keys: _Keys, max_position: int, *, gemma: bool) -> tuple[Rope, Rope]:
         if settings is not None and not isinstance(settings, Mapping):
             raise ValueError(f"{key}: expected a dict or null, got {settings!r}")
     if new and old and new != old:
-        raise ValueError("rope_parameters: expected it alone or equal to rope_scaling, got both and they differ")
+        raise ValueError(
+            "rope_parameters: expected it alone or equal to rope_scaling, got both and they differ"
+        )
     original = keys.take("original_max_position_embeddings")
     full, window = new or old, new or old
     thetas: dict[str, Any] = {}
@@ -306,6 +232,9 @@ def _ropes(keys: _Keys, max_position: int, *, gemma: bool) -> tuple[Rope, Rope]:
             )
         # The old form scales the full layers only.
         full, window = (new.get("full_attention"), new.get("sliding_attention")) if new else (old, None)
+        for kind in (full, window):
+            if kind is not None and not isinstance(kind, Mapping):
+                raise ValueError(f"rope_parameters: expected a dict per layer kind, got {kind!r}")
         thetas["window"] = ("rope_local_base_freq", window)
     thetas["full"] = ("rope_theta", full)
     bases = {kind: _theta(keys, key, settings) for kind, (key, settings) in thetas.items()}

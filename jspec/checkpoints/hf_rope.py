@@ -9,7 +9,9 @@ from jspec.targets.rope import Linear, Llama3, Rope, Yarn, yarn_attention_factor
 RULES: dict[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
-    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+    "llama3": frozenset(
+        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+    ),
     "yarn": frozenset(
         {
             "factor",
@@ -60,7 +62,9 @@ def rope_from_hf(
         )
     own = settings.get("rope_theta")
     if own is not None and theta is not None and own != theta:
-        raise ValueError(f"rope_theta: expected one value, got {own} in the rope settings and {theta} beside them")
+        raise ValueError(
+            f"rope_theta: expected one value, got {own} in the rope settings and {theta} beside them"
+        )
     base = own if own is not None else theta
     if base is None:
         raise ValueError("rope_theta: expected a number, got none; add it, the model's maths depends on it")

@@ -21,8 +21,15 @@ Transform = Callable[[np.ndarray], np.ndarray]
 class TensorFile(Protocol):
     """An open checkpoint: what is in it, and one tensor at a time."""
 
-    where: str  # to name it in errors
-    shapes: Mapping[str, tuple[int, ...]]  # rows first, whatever the format calls it
+    @property
+    def where(self) -> str:
+        """To name it in errors."""
+        ...
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor, rows first whatever the format calls it."""
+        ...
 
     def check_type(self, name: str) -> None:
         """Raises ValueError if `read` cannot give this tensor's values."""

@@ -88,7 +88,9 @@ def open_safetensors(folder: Path) -> SafetensorsFiles:
         entries |= {name: entry for name, entry in _entries(file).items() if places.get(name) == file_name}
     for name, file_name in places.items():
         if name not in entries:
-            raise ValueError(f"{index}: expected tensor {name!r} in {file_name}, got none; download both again")
+            raise ValueError(
+                f"{index}: expected tensor {name!r} in {file_name}, got none; download both again"
+            )
     return SafetensorsFiles(where=str(index), entries=entries)
 
 
@@ -96,7 +98,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     try:
         places = json.loads(index.read_text())["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{index}: expected JSON with a weight_map, got {error!r}; download it again") from error
+        raise ValueError(
+            f"{index}: expected JSON with a weight_map, got {error!r}; download it again"
+        ) from error
     for name, file_name in places.items():
         if Path(file_name).name != file_name:
             raise ValueError(f"{index}: expected plain file names, got {file_name!r} for tensor {name!r}")
@@ -120,7 +124,9 @@ def _entries(file: Path) -> dict[str, _Entry]:
                 if name != "__metadata__"
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{file}: expected a safetensors header, got {error}; download it again") from error
+            raise ValueError(
+                f"{file}: expected a safetensors header, got {error}; download it again"
+            ) from error
     expected = 8 + length
     for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.end)):
         if entry.start != expected:
@@ -131,7 +137,7 @@ def _entries(file: Path) -> dict[str, _Entry]:
         expected = entry.end
     if size != expected:
         raise ValueError(
-            f"{file}: expected {expected} bytes, got {size}; the file is truncated or damaged: download it again"
+            f"{file}: expected {expected} bytes, got {size}; it is truncated or damaged: download it again"
         )
     return entries
 

@@ -85,6 +85,6 @@ def _limited(config: DecoderConfig, max_context: int | None) -> DecoderConfig:
         return config
     if not 1 <= max_context <= config.max_context:
         raise ValueError(
-            f"max_context: expected 1 to {config.max_context}, got {max_context}; the model was made for no more"
+            f"max_context: expected 1 to {config.max_context}, got {max_context}; the model has no more"
         )
     return dataclasses.replace(config, max_context=max_context)

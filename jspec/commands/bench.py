@@ -14,7 +14,7 @@ from jspec.bench.table import as_json, cost_table, measurement_table
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype, Model
 from jspec.drafters.simulated import simulated
 from jspec.engine import Engine
-from jspec.load import load, with_drafter
+from jspec.loading import load, with_drafter
 from jspec.results import add
 from jspec.settings import Settings
 

@@ -10,7 +10,7 @@ from rich.text import Text as Rich
 
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Drafter, Model
 from jspec.engine import Engine, Timings
-from jspec.load import load, with_drafter
+from jspec.loading import load, with_drafter
 from jspec.results import Counters, Result, add
 from jspec.settings import Settings
 

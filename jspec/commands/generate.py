@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Drafter, Dtype, Model
 from jspec.engine import Engine
-from jspec.load import load
+from jspec.loading import load
 from jspec.results import Result
 from jspec.settings import Settings
 

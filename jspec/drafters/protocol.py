@@ -1,6 +1,6 @@
 """What every drafter is: three pure functions over explicit state, and a few declared facts."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int
 
@@ -28,6 +28,7 @@ class Committed:
     context_lengths: Int[Array, "lanes"]  # committed tokens before this round
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """A drafting method with its static choices closed over; arrays are arguments.
 

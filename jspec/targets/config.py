@@ -1,11 +1,17 @@
 """Everything that distinguishes one decoder-only target from another, as one hashable value."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Literal
 
 from jspec.targets.rope import Rope
 
 LayerKind = Literal["full", "window"]
+
+
+def layer_kinds(windows: Iterable[bool]) -> tuple[LayerKind, ...]:
+    """The kind of each layer, from whether it has a window."""
+    return tuple("window" if window else "full" for window in windows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +66,9 @@ class DecoderConfig:
             raise ValueError(
                 f"layer_kinds: expected {self.num_layers} of 'full' or 'window', got {self.layer_kinds}"
             )
-        if "window" in self.layer_kinds and (self.window is None or self.window < 1 or self.window_rope is None):
+        if "window" in self.layer_kinds and (
+            self.window is None or self.window < 1 or self.window_rope is None
+        ):
             raise ValueError(
                 f"window: expected at least 1 and a window_rope for the window layers, got {self.window}, "
                 f"{self.window_rope}"

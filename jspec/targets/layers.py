@@ -38,7 +38,9 @@ def _norm(config: DecoderConfig, axis: str = "hidden") -> nnx.Param[Any]:
 
 
 def project(
-    x: Float[Array, "rows inputs"], weight: Float[Array, "inputs outputs"], bias: Float[Array, "outputs"] | None = None
+    x: Float[Array, "rows inputs"],
+    weight: Float[Array, "inputs outputs"],
+    bias: Float[Array, "outputs"] | None = None,
 ) -> Float[Array, "rows outputs"]:
     """x @ weight + bias, summed in float32, in x's dtype.
 
@@ -49,7 +51,9 @@ def project(
 
 
 def project_float32(
-    x: Float[Array, "rows inputs"], weight: Float[Array, "inputs outputs"], bias: Float[Array, "outputs"] | None = None
+    x: Float[Array, "rows inputs"],
+    weight: Float[Array, "inputs outputs"],
+    bias: Float[Array, "outputs"] | None = None,
 ) -> Float[Array, "rows outputs"]:
     """As `project`, without the rounding at the end."""
     rows = x.shape[0]
@@ -106,11 +110,10 @@ class Attention(nnx.Module):
             k = rms_norm(k, self.key_norm[...], config.norm_eps)
         q, k = rotate(q, *rotation), rotate(k, *rotation)
         k, v = k.astype(pages.k.dtype), v.astype(pages.v.dtype)
-        out = attend(
-            q, k, v, pages, layer, sight, scale=config.query_scale, softcap=config.attention_softcap
-        ).reshape(nodes, -1)
+        out = attend(q, k, v, pages, layer, sight, scale=config.query_scale, softcap=config.attention_softcap)
+        assert not isinstance(out, tuple)
         bias = None if self.output_bias is None else self.output_bias[...]
-        return project(out, self.output[...], bias), k, v
+        return project(out.reshape(nodes, -1), self.output[...], bias), k, v
 
 
 class Mlp(nnx.Module):

@@ -52,7 +52,9 @@ class Rope:
     scaling: Linear | Llama3 | Yarn | Divisors | None = None
 
 
-def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
+def yarn_attention_factor(
+    factor: float, mscale: float | None = None, mscale_all_dim: float | None = None
+) -> float:
     """The factor on cos and sin when a checkpoint does not state it.
 
     Source: transformers 5, modeling_rope_utils, yarn: 0.1 ln(factor) + 1, or the ratio of the two

@@ -19,6 +19,7 @@ _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 def render_chat(
     template: str,
     messages: Sequence[Mapping[str, Any]],
+    /,
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
@@ -71,9 +72,8 @@ def _message(message: Any) -> dict[str, Any]:
     value = {key: item for key, item in _json_value("messages", message).items() if item is not None}
     for key in _REASONING_KEYS:
         if key in value:
-            value["reasoning_content"] = value[key]
-            value.setdefault("thinking", value[key])
-            break
+            # "thinking" comes first, in case a template shows the message as JSON.
+            return {"thinking": value[key]} | value | {"reasoning_content": value[key]}
     return value
 
 

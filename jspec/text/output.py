@@ -25,6 +25,7 @@ class Output:
         """Takes the tokens of one round.
 
         Args:
+          token_ids: in any number; none is fine too.
           last: nothing will follow, so text that was held back becomes final.
 
         Returns:

@@ -34,6 +34,9 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of a text.
 
+        A byte-level vocabulary may lack some bytes (SmolLM2's has no 0xF1, for instance): transformers,
+        llama.cpp and this function leave them out.
+
         Args:
           text: any text; an empty one has no tokens of its own.
           add_special: whether to add what the model expects around a text, usually its BOS; not for
@@ -44,9 +47,12 @@ class Tokenizer:
         """
         try:
             return self.backend.encode(text, add_special_tokens=add_special).ids
-        except UnicodeEncodeError as error:
+        except TypeError as error:
+            half = next((i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff"), None)
+            if half is None:
+                raise
             raise ValueError(
-                f"text: expected Unicode text, got half a surrogate pair at character {error.start}; "
+                f"text: expected Unicode text, got half a surrogate pair at character {half}; "
                 "decode the text from its bytes again"
             ) from error
 
@@ -156,15 +162,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
       FileNotFoundError, ValueError: see `tokenizer_from_folder` and `tokenizer_from_gguf`.
     """
     path = Path(path)
-    # Imported on use: both build on this module, and each needs a package of its own.
+    # Imported on use: both kinds build on this module.
     if path.suffix == ".gguf" and path.is_file():
-        from jspec.checkpoints.gguf_file import open_gguf
+        from jspec.checkpoints.gguf_metadata import read_gguf_metadata
         from jspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 
-        file = open_gguf(path)
-        return tokenizer_from_gguf(
-            {key: file.value(key) for key in file.keys if key.startswith("tokenizer.")}
-        )
+        return tokenizer_from_gguf(read_gguf_metadata(path))
     from jspec.text.folder import tokenizer_from_folder
 
     return tokenizer_from_folder(path)

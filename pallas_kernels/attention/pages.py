@@ -6,6 +6,7 @@ reduce over an axis that is not the innermost one and vectorise over the innermo
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.pytree import pytree
@@ -30,7 +31,7 @@ class Pages:
 
 
 def allocate(
-    *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_size: int, dtype: jnp.dtype
+    *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_size: int, dtype: DTypeLike
 ) -> Pages:
     """A pool of zeros: `num_pages` pages of `page_size` tokens for each of `num_layers` layers."""
     sizes = {

@@ -27,7 +27,9 @@ def run_target_case(folder: Path) -> None:
     target, params = loaded.target, loaded.params
     names = ("embedding", *(f"layer.{i}" for i in range(target.num_layers - 1)), "final_norm")
     taken = {"eagle3_aux": meta["eagle3_layer_ids"]} | {
-        key.replace("_layer_ids_", ""): ids for key, ids in meta.items() if key.startswith("dflash_layer_ids_")
+        key.replace("_layer_ids_", ""): ids
+        for key, ids in meta.items()
+        if key.startswith("dflash_layer_ids_")
     }
     checked = {f"hidden_states.{i}" for i in range(target.num_layers + 1)} & set(outputs)
     checked |= {"last_hidden_post_norm", "logits", "greedy_generation"} | (set(taken) & set(outputs))
@@ -52,7 +54,9 @@ def run_target_case(folder: Path) -> None:
             got_new = continue_greedily(target, params, run, len(new), names)
             assert got_new == new, f"{folder.name} row {row}: greedy tokens {got_new}, expected {new}"
             continued += 1
-    assert continued == len(outputs["greedy_generation"]), f"{folder}: a generation continues none of the inputs"
+    assert continued == len(outputs["greedy_generation"]), (
+        f"{folder}: a generation continues none of the inputs"
+    )
 
 
 def _generated(generations: np.ndarray, prompt: list[int]) -> list[int]:

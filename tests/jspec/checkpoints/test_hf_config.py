@@ -44,7 +44,9 @@ def test_qwen2_has_biases_on_q_k_v_only_and_qwen3_none_but_norms():
 
 
 def test_sparse_gemma_text_config_takes_documented_defaults():
-    config = config_from_hf(GEMMA | {"sliding_window": 16, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    config = config_from_hf(
+        GEMMA | {"sliding_window": 16, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    )
 
     assert (config.num_heads, config.num_kv_heads, config.head_size) == (8, 4, 256)
     assert (config.vocab_size, config.max_context, config.norm_eps) == (262_208, 131_072, 1e-6)
@@ -66,9 +68,9 @@ def test_multimodal_gemma_is_read_by_its_text_part():
         "torch_dtype": "bfloat16",
     }
     assert config_from_hf(outer) == config_from_hf(GEMMA)
-    with pytest.raises(ValueError, match="text_config: expected the settings of the text model, got None"):
+    with pytest.raises(ValueError, match=r"text_config: expected the settings of the text model, got None"):
         config_from_hf(outer | {"text_config": None})
-    with pytest.raises(ValueError, match="audio_config: expected no such key beside text_config"):
+    with pytest.raises(ValueError, match=r"audio_config: expected no such key beside text_config"):
         config_from_hf(outer | {"audio_config": {}})
 
 
@@ -120,7 +122,11 @@ def test_windows_of_qwen():
     types = ["sliding_attention", "full_attention", "sliding_attention"]
 
     assert config_from_hf(QWEN3 | {"sliding_window": 16}).window is None
-    assert config_from_hf(QWEN3 | window | {"max_window_layers": 1}).layer_kinds == ("full", "window", "window")
+    assert config_from_hf(QWEN3 | window | {"max_window_layers": 1}).layer_kinds == (
+        "full",
+        "window",
+        "window",
+    )
     assert config_from_hf(QWEN3 | window | {"max_window_layers": 3}).window is None
     assert config_from_hf(QWEN3 | window | {"layer_types": types}).layer_kinds == ("window", "full", "window")
 
@@ -163,7 +169,11 @@ def test_qwen_states_its_kv_heads_and_rope_base(key):
         (LLAMA, {"model_type": None}, "model_type: expected one of"),
         (LLAMA, {"architectures": ["LlamaForCausalLMEagle3"]}, "architectures: expected LlamaForCausalLM"),
         (QWEN3, {"architectures": ["DFlashDraftModel"]}, "architectures: expected Qwen3ForCausalLM"),
-        (LLAMA, {"logit_scale": 2.0}, "logit_scale: expected no such key in the config of a llama model, got 2.0"),
+        (
+            LLAMA,
+            {"logit_scale": 2.0},
+            "logit_scale: expected no such key for a llama model, got 2.0",
+        ),
         (LLAMA, {"auto_map": {}}, "auto_map: expected no such key"),
         (LLAMA, {"sliding_window": 16}, "sliding_window: expected no such key"),
         (QWEN2, {"mlp_bias": True}, "mlp_bias: expected no such key"),
@@ -171,7 +181,11 @@ def test_qwen_states_its_kv_heads_and_rope_base(key):
         (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected None or 1"),
         (LLAMA, {"rope_interleaved": True}, "rope_interleaved: expected None or False, got True"),
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act: expected one of silu, gelu_pytorch_tanh, got 'gelu'"),
-        (LLAMA, {"hidden_size": 25, "head_dim": None}, "head_dim: expected a value, as 4 heads do not divide"),
+        (
+            LLAMA,
+            {"hidden_size": 25, "head_dim": None},
+            "head_dim: expected a value, as 4 heads do not divide",
+        ),
         (LLAMA, {"num_key_value_heads": 3}, "num_kv_heads: expected a divisor of 4 query heads, got 3"),
         (LLAMA, {"head_dim": 7}, "head_size: expected an even number"),
         (LLAMA, {"vocab_size": 0}, "vocab_size: expected a positive integer, got 0"),
@@ -206,7 +220,10 @@ def test_what_would_change_the_maths_is_refused(base, change, message):
         ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3}, "rope_scaling: expected no key 'beta_fast'"),
         ({"factor": 2.0}, "rope_scaling: expected no key 'factor' for rope_type 'default'"),
         ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling: expected key 'low_freq_factor'"),
-        ({"rope_type": "yarn", "original_max_position_embeddings": 64}, "rope_scaling: expected key 'factor'"),
+        (
+            {"rope_type": "yarn", "original_max_position_embeddings": 64},
+            "rope_scaling: expected key 'factor'",
+        ),
         (YARN | {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1, got 0.5"),
         (YARN | {"rope_theta": 1e5}, "rope_theta: expected one value, got 100000.0 .* and 500000.0 beside"),
         ("yarn", "rope_scaling: expected a dict or null, got 'yarn'"),
@@ -218,9 +235,11 @@ def test_rope_settings_that_are_not_understood_are_refused(scaling, message):
 
 
 def test_rope_forms_that_disagree_are_refused():
-    with pytest.raises(ValueError, match="rope_parameters: expected it alone or equal to rope_scaling"):
+    with pytest.raises(ValueError, match=r"rope_parameters: expected it alone or equal to rope_scaling"):
         config_from_hf(LLAMA | {"rope_scaling": YARN, "rope_parameters": LLAMA3})
-    with pytest.raises(ValueError, match="rope_parameters: expected full_attention and sliding_attention inside"):
+    with pytest.raises(
+        ValueError, match=r"rope_parameters: expected full_attention and sliding_attention inside"
+    ):
         config_from_hf(GEMMA | {"rope_parameters": {"rope_type": "default"}})
-    with pytest.raises(ValueError, match="original_max_position_embeddings: expected one value, got 64"):
+    with pytest.raises(ValueError, match=r"original_max_position_embeddings: expected one value, got 64"):
         config_from_hf(LLAMA | {"rope_scaling": YARN, "original_max_position_embeddings": 32})

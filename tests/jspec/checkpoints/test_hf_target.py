@@ -4,6 +4,7 @@ import json
 import shutil
 import weakref
 from pathlib import Path
+from typing import ClassVar
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -71,17 +72,6 @@ def test_other_stored_types_are_converted(copy, stored):
     np.testing.assert_array_equal(got, np.asarray(exact).astype(stored).astype(np.float32))
 
 
-def test_loaded_weights_do_not_live_in_the_file(copy):
-    folder = copy("llama_linear_bias")
-    loaded = load_target(folder, dtype="float32")
-    before = np.array(leaf(loaded, "embedding"))
-
-    for file in folder.glob("*.safetensors"):
-        file.write_bytes(bytes(file.stat().st_size))
-
-    np.testing.assert_array_equal(leaf(loaded, "embedding"), before)
-
-
 def test_gemma_norms_hold_one_plus_the_stored_weight():
     stored = load_file(FOLDER / "gemma3_new" / "model.safetensors")
     loaded = load_target(FOLDER / "gemma3_new", dtype="float32")
@@ -94,10 +84,8 @@ def test_gemma_norms_hold_one_plus_the_stored_weight():
         np.testing.assert_array_equal(leaf(loaded, path), stored[name] + 1)
 
 
-@pytest.mark.parametrize(
-    ("prefix", "head"), [("language_model.model.", None), ("model.language_model.", None)]
-)
-def test_multimodal_gemma_gives_its_text_model(copy, prefix, head):
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_multimodal_gemma_gives_its_text_model(copy, prefix):
     folder = copy("gemma3_new")
     plain = load_target(folder, dtype="float32")
     text = json.loads((folder / "config.json").read_text())
@@ -125,7 +113,7 @@ def test_missing_tensor_is_named(copy):
 def test_an_untied_config_without_a_head_is_refused(copy):
     folder = copy("llama_plain")
     set_config(folder, tie_word_embeddings=False)
-    with pytest.raises(ValueError, match="expected tensor 'lm_head.weight', got none"):
+    with pytest.raises(ValueError, match=r"expected tensor 'lm_head.weight', got none"):
         load_target(folder, dtype="float32")
 
 
@@ -134,13 +122,17 @@ def test_a_tied_config_may_repeat_its_head_but_not_change_it(copy):
     change(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}))
     load_target(folder, dtype="float32")
     change(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 1}))
-    with pytest.raises(ValueError, match="expected tensor 'lm_head.weight' to equal 'model.embed_tokens.weight'"):
+    with pytest.raises(
+        ValueError, match=r"expected tensor 'lm_head.weight' to equal 'model.embed_tokens.weight'"
+    ):
         load_target(folder, dtype="float32")
 
 
 def test_unexpected_tensor_is_named_and_buffers_are_passed_over(copy):
     folder = copy("llama_plain")
-    change(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(3, np.float32)}))
+    change(
+        folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(3, np.float32)})
+    )
     load_target(folder, dtype="float32")
     change(folder, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": np.ones(24, np.float32)}))
     with pytest.raises(ValueError, match=r"expected no tensor 'model.layers.0.self_attn.q_proj.bias'"):
@@ -157,7 +149,9 @@ def test_more_layers_than_the_config_says_are_refused(copy):
 def test_wrong_shape_names_tensor_and_both_shapes(copy):
     folder = copy("llama_plain")
     set_config(folder, intermediate_size=41)
-    with pytest.raises(ValueError, match=r"expected shape \[24, 41\] for tensor '.*down_proj.weight', got \[24, 40\]"):
+    with pytest.raises(
+        ValueError, match=r"expected shape \[24, 41\] for tensor '.*down_proj.weight', got \[24, 40\]"
+    ):
         load_target(folder, dtype="float32")
 
 
@@ -174,7 +168,7 @@ def test_truncated_weights_are_refused(copy, kept):
     file = folder / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
-    with pytest.raises(ValueError, match="model.safetensors: expected .*truncated"):
+    with pytest.raises(ValueError, match=r"model.safetensors: expected .*truncated"):
         load_target(folder, dtype="float32")
 
 
@@ -182,10 +176,10 @@ def test_a_longer_file_or_a_corrupt_header_is_refused(copy):
     file = copy("llama_plain") / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole + b"\0")
-    with pytest.raises(ValueError, match="the file is truncated or damaged"):
+    with pytest.raises(ValueError, match=r"it is truncated or damaged"):
         load_target(file.parent, dtype="float32")
     file.write_bytes(whole[:8] + b"}" + whole[9:])
-    with pytest.raises(ValueError, match="model.safetensors: expected a safetensors header"):
+    with pytest.raises(ValueError, match=r"model.safetensors: expected a safetensors header"):
         load_target(file.parent, dtype="float32")
     file.write_bytes(whole.replace(b'"shape":[24]', b'"shape":[25]', 1))
     with pytest.raises(ValueError, match=r"got 96 bytes for a F32 tensor of shape \[25\]"):
@@ -197,32 +191,40 @@ def test_an_index_must_be_borne_out_by_its_files(copy):
     index = folder / "model.safetensors.index.json"
     text = index.read_text()
     (folder / "model-00002-of-00005.safetensors").rename(folder / "aside")
-    with pytest.raises(ValueError, match="expected the file model-00002-of-00005.safetensors beside it, got none"):
+    with pytest.raises(
+        ValueError, match=r"expected the file model-00002-of-00005.safetensors beside it, got none"
+    ):
         load_target(folder, dtype="float32")
     (folder / "aside").rename(folder / "model-00002-of-00005.safetensors")
-    index.write_text(text.replace('"weight_map": {', '"weight_map": {"extra": "model-00001-of-00005.safetensors",'))
-    with pytest.raises(ValueError, match="expected tensor 'extra' in model-00001-of-00005.safetensors, got none"):
+    index.write_text(
+        text.replace('"weight_map": {', '"weight_map": {"extra": "model-00001-of-00005.safetensors",')
+    )
+    with pytest.raises(
+        ValueError, match=r"expected tensor 'extra' in model-00001-of-00005.safetensors, got none"
+    ):
         load_target(folder, dtype="float32")
     index.write_text("{}")
-    with pytest.raises(ValueError, match="expected JSON with a weight_map"):
+    with pytest.raises(ValueError, match=r"expected JSON with a weight_map"):
         load_target(folder, dtype="float32")
     index.write_text('{"weight_map": {"a": "../secret.safetensors"}}')
-    with pytest.raises(ValueError, match="expected plain file names"):
+    with pytest.raises(ValueError, match=r"expected plain file names"):
         load_target(folder, dtype="float32")
 
 
 def test_missing_files_are_named(copy, tmp_path):
-    with pytest.raises(ValueError, match="path: expected a model's folder or a .gguf file, got .*nothing"):
+    with pytest.raises(ValueError, match=r"path: expected a model's folder or a .gguf file, got .*nothing"):
         load_target(tmp_path / "nothing", dtype="float32")
     folder = copy("llama_plain")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="path: expected model.safetensors or model.safetensors.index.json in"):
+    with pytest.raises(
+        ValueError, match=r"path: expected model.safetensors or model.safetensors.index.json in"
+    ):
         load_target(folder, dtype="float32")
     (folder / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="config.json: expected JSON"):
+    with pytest.raises(ValueError, match=r"config.json: expected JSON"):
         load_target(folder, dtype="float32")
     (folder / "config.json").unlink()
-    with pytest.raises(ValueError, match="path: expected config.json in"):
+    with pytest.raises(ValueError, match=r"path: expected config.json in"):
         load_target(folder, dtype="float32")
 
 
@@ -234,9 +236,9 @@ def test_config_errors_name_the_file(copy):
 
 
 def test_dtype_and_context_are_checked():
-    with pytest.raises(ValueError, match="dtype: expected one of float32, bfloat16, float16, got int8"):
+    with pytest.raises(ValueError, match=r"dtype: expected one of float32, bfloat16, float16, got int8"):
         load_target(FOLDER / "llama_plain", dtype="int8")
-    with pytest.raises(ValueError, match="max_context: expected 1 to 256, got 257"):
+    with pytest.raises(ValueError, match=r"max_context: expected 1 to 256, got 257"):
         load_target(FOLDER / "llama_plain", dtype="float32", max_context=257)
     assert load_target(FOLDER / "llama_plain", dtype="float32", max_context=64).target.max_context == 64
 
@@ -253,30 +255,62 @@ def test_generation_config_decides_where_a_text_ends(copy):
     assert loaded.eos_ids == () and loaded.bos_id is None
 
 
+def aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """Zeros that a CPU device could adopt without a copy."""
+    raw = np.zeros(int(np.prod(shape)) * 4 + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + int(np.prod(shape)) * 4].view(np.float32).reshape(shape)
+
+
 class Watched(np.ndarray):
     """An array that can be watched for being freed."""
+
+
+class Memory:
+    """A checkpoint in memory."""
+
+    where = "memory"
+    shapes: ClassVar[dict[str, tuple[int, ...]]] = {}
+
+    def __init__(self, config, plan, make):
+        leaves = decoder_leaves(config, jnp.dtype("float32"))
+        self.leaf = {plan.origins[leaf.path].name: (leaf, plan.origins[leaf.path]) for leaf in leaves}
+        self.make = make
+
+    def check_type(self, name: str) -> None: ...
+
+    def read(self, name: str) -> np.ndarray:
+        leaf, origin = self.leaf[name]
+        return self.make(leaf.shape[::-1] if origin.transposed else leaf.shape)
+
+
+def test_loaded_weights_are_copies():
+    config = load_target(FOLDER / "llama_linear_bias", dtype="float32").target.config
+    plan = hf_plan(config, ["model.embed_tokens.weight", "lm_head.weight"])
+    arrays: list[np.ndarray] = []
+
+    def make(shape: tuple[int, ...]) -> np.ndarray:
+        arrays.append(aligned(shape))
+        return arrays[-1]
+
+    params = read_leaves(config, plan, Memory(config, plan, make), jnp.dtype("float32"), None)
+    for array in arrays:
+        array[...] = 1
+
+    assert not any(np.asarray(leaf).any() for leaf in params)
 
 
 def test_only_one_leaf_is_in_memory_besides_the_loaded_ones():
     config = load_target(FOLDER / "llama_linear_bias", dtype="float32").target.config
     plan = hf_plan(config, ["model.embed_tokens.weight", "lm_head.weight"])
-    by_name = {plan.origins[leaf.path].name: leaf for leaf in decoder_leaves(config, jnp.dtype("float32"))}
     alive: list[weakref.ref] = []
 
-    class File:
-        where = "memory"
-        shapes: dict = {}
+    def make(shape: tuple[int, ...]) -> np.ndarray:
+        assert not [ref for ref in alive if ref() is not None], "an earlier tensor is still held"
+        values = np.zeros(shape, np.float32).view(Watched)
+        alive.append(weakref.ref(values))
+        return values
 
-        def check_type(self, name: str) -> None: ...
-
-        def read(self, name: str) -> np.ndarray:
-            assert not [ref for ref in alive if ref() is not None], "an earlier tensor is still held"
-            leaf = by_name[name]
-            transposed = plan.origins[leaf.path].transposed
-            values = np.zeros(leaf.shape[::-1] if transposed else leaf.shape, np.float32).view(Watched)
-            alive.append(weakref.ref(values))
-            return values
-
-    read_leaves(config, plan, File(), jnp.dtype("float32"), None)
+    read_leaves(config, plan, Memory(config, plan, make), jnp.dtype("float32"), None)
 
     assert len(alive) == len(plan.origins)

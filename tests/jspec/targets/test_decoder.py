@@ -36,7 +36,9 @@ def test_chunks_and_single_tokens_equal_one_pass_of_transformers(case):
     loaded, expected = load(case), load_file(FOLDER / case / "expected.safetensors")
     names = all_states(loaded.target)
 
-    run = run_chain(loaded.target, loaded.params, expected["ids"].tolist(), [19, 19, 1, 1], names, capacity=48)
+    run = run_chain(
+        loaded.target, loaded.params, expected["ids"].tolist(), [19, 19, 1, 1], names, capacity=48
+    )
 
     hidden = np.stack(np.split(run.features, len(names), axis=1))
     np.testing.assert_allclose(hidden, expected["hidden"], atol=1e-4)
@@ -65,7 +67,7 @@ def test_attends_in_flight_to_what_the_cache_will_hold():
 
 
 def test_lanes_and_padding_do_not_touch_each_other():
-    """Slot 2 has 20 tokens committed and runs 3, slot 0 starts with 5; one lane and three nodes are padding."""
+    """Slot 2 has 20 tokens committed and runs 3, slot 0 starts with 5; a lane and 3 nodes are padding."""
     loaded = load("gemma3_old")
     target, params = loaded.target, loaded.params
     ids = load_file(FOLDER / "gemma3_old" / "expected.safetensors")["ids"].tolist()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from law import V, assert_follows, count_blocks
 
-from jspec.coins import draw_coins
-from jspec.round import Dense, OneHot, Proposal, Sparse, chain_parents
+from jspec.coins import coupled_noise, draw_coins
+from jspec.round import Dense, OneHot, Proposal, chain_parents
 from jspec.sampling import History, SamplingTable, settings_row
 from jspec.settings import Settings
 from jspec.target_rows import target_rows
@@ -152,7 +152,8 @@ REQUESTS = [
 
 @pytest.mark.parametrize("block_verification", [False, True])
 def test_lane_is_judged_as_if_it_were_alone(block_verification):
-    alone = [verdicts(REQUESTS, [slot], block_verification, width=1)[0] for slot in range(6)]
+    width = 8 if block_verification else 1  # rejection: alone in another program, too
+    alone = [verdicts(REQUESTS, [slot], block_verification, width=width)[0] for slot in range(6)]
     for lanes in ([0, 1, 2, 3, 4, 5], [5, 3, -1, 1, 0, 4, 2, -1], [-1, 4, 0], [2, 5], [3, 0]):
         together = verdicts(REQUESTS, lanes, block_verification)
         for lane, slot in enumerate(lanes):
@@ -201,6 +202,17 @@ def test_seeded_request_draws_the_same_under_any_drafts_and_cut():
                 got = emitted(dataclasses.replace(request, drafts=drafts, verify_length=verify_length))
                 assert got == plain[: len(got)]
         assert len(emitted(dataclasses.replace(request, drafts=tuple(plain[:2])))) == 3
+
+
+def test_seeded_request_is_sampled_with_the_noise_of_its_position():
+    settings = [Settings(temperature=2.0, seed=seed) for seed in range(8)]
+    requests = [
+        Request(settings=one, prompt=(0, 3, 6), length=0, verify_length=0, seed=99) for one in settings
+    ]
+    noise = coupled_noise(jnp.arange(8, dtype=jnp.uint32), jnp.full((8,), 4), V)
+    expected = np.argmax(TABLE[1] / 2.0 + np.asarray(noise), axis=1)
+    assert [bonus for _, bonus in verdicts(requests, range(8))] == expected.tolist()
+    assert len(set(expected.tolist())) > 2
 
 
 def test_unseeded_requests_do_not_share_a_stream():
@@ -330,22 +342,3 @@ def test_law_is_the_targets_under_every_setting(settings, block_verification):
 
 rows_of_paths = jax.jit(target_rows)
 verify_lanes = jax.jit(verify, static_argnames="block_verification")
-
-
-def test_verdict_is_a_chain_path():
-    table, history = state_of(REQUESTS)
-    drafts = jnp.asarray([[1, 2]], jnp.int32)
-    logits = TABLE[[1, 1, 2]].copy()
-    logits[0, 1] = logits[1, 1] = 50  # after the anchor and after the first draft token the target says 1
-    proposal = Proposal(
-        tokens=drafts,
-        parents=chain_parents(1, 2),
-        lengths=jnp.asarray([2]),
-        q=Sparse(ids=drafts[:, :, None], probs=jnp.ones((1, 2, 1))),
-    )
-    lanes, starts = jnp.asarray([0]), jnp.asarray([0])
-    rows = rows_of_paths(jnp.asarray(logits), table, history, lanes, starts, proposal, jnp.asarray([1]))
-    coins = draw_coins(table.seeds[:1], jnp.asarray([4]), 2)
-    verdict = verify_lanes(proposal, rows, jnp.asarray([2]), coins, table, lanes, jnp.asarray([5]))
-    np.testing.assert_array_equal(verdict.path, [[0, 1, -1]])
-    assert (int(verdict.accept_length[0]), int(verdict.bonus[0])) == (1, 1)

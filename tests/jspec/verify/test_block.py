@@ -13,7 +13,7 @@ from jspec.round import Dense, Proposal, chain_parents
 from jspec.verify.block import verify_block
 from jspec.verify.rejection import reject
 
-LANES = 150_000
+LANES = 100_000
 
 
 def run(rule, kind: str, verify_lengths, lengths=None):

@@ -1,0 +1,1 @@
+"""Serving targets with drafters: admission, engine, HTTP."""

@@ -1,0 +1,136 @@
+"""Sampled decoding has the target's law: the joint law of three tokens, by chi-square with fixed seeds.
+
+The expected probabilities are computed here in numpy, without the code under test.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from contract.engines import DRAFTERS, TABLE, VOCABULARY, engine, shared
+
+from jspec.settings import Settings
+
+TOKENS = 3
+REQUESTS = 4096
+PROMPT = [1, 4, 2, 4, 2]
+
+
+def next_probs(last: int, text: list[int], settings: Settings) -> np.ndarray:
+    """The target's distribution after a text, from the definition of each setting."""
+    logits = TABLE[last].astype(np.float64)
+    output = text[len(PROMPT) :]
+    for id_ in set(text):
+        logits[id_] = (
+            logits[id_] / settings.repetition_penalty
+            if logits[id_] > 0
+            else logits[id_] * settings.repetition_penalty
+        )
+    for id_ in range(VOCABULARY):
+        logits[id_] -= settings.frequency_penalty * output.count(id_)
+        logits[id_] -= settings.presence_penalty * (id_ in output)
+        logits[id_] += settings.logit_bias.get(id_, 0.0)
+        if settings.allowed_token_ids is not None and id_ not in settings.allowed_token_ids:
+            logits[id_] = -np.inf
+    logits = logits / settings.temperature
+    probs = np.exp(logits - logits.max())
+    probs /= probs.sum()
+    order = np.argsort(-probs)
+    if settings.top_k is not None:
+        probs[order[settings.top_k :]] = 0
+        probs /= probs.sum()
+    if settings.top_p < 1:
+        before = np.cumsum(probs[order]) - probs[order]
+        probs[order[before >= settings.top_p]] = 0
+        probs /= probs.sum()
+    probs[probs < settings.min_p * probs.max()] = 0
+    return probs / probs.sum()
+
+
+def joint(settings: Settings) -> dict[tuple[int, ...], float]:
+    law = {}
+    for tokens in itertools.product(range(VOCABULARY), repeat=TOKENS):
+        text, probability = list(PROMPT), 1.0
+        for token in tokens:
+            probability *= next_probs(text[-1], text, settings)[token]
+            text.append(token)
+        if probability > 0:
+            law[tokens] = probability
+    return law
+
+
+def z_score(counts: dict[tuple[int, ...], int], law: dict[tuple[int, ...], float], total: int) -> float:
+    """Chi-square over cells of at least 5 expected counts (the rest pooled), as a z-score."""
+    assert set(counts) <= set(law), "a token that the target cannot emit"
+    statistic, cells, rest_seen, rest_expected = 0.0, 0, 0, 0.0
+    for tokens, probability in law.items():
+        seen, expected = counts.get(tokens, 0), probability * total
+        if expected < 5:
+            rest_seen, rest_expected = rest_seen + seen, rest_expected + expected
+            continue
+        statistic += (seen - expected) ** 2 / expected
+        cells += 1
+    if rest_expected > 5:
+        statistic += (rest_seen - rest_expected) ** 2 / rest_expected
+        cells += 1
+    return (statistic - (cells - 1)) / np.sqrt(2 * (cells - 1))
+
+
+def sampled_counts(decoder, settings: Settings) -> dict[tuple[int, ...], int]:
+    counts: dict[tuple[int, ...], int] = {}
+    for result in decoder.generate([PROMPT] * REQUESTS, settings):
+        counts[result.token_ids] = counts.get(result.token_ids, 0) + 1
+    return counts
+
+
+def wide(drafter: str, **options):
+    return shared(drafter, max_slots=64, **options)
+
+
+SETTINGS = {
+    "temperature": Settings(max_tokens=TOKENS, temperature=1.0),
+    "filters": Settings(max_tokens=TOKENS, temperature=1.4, top_k=6, top_p=0.9, min_p=0.05),
+    "penalties": Settings(
+        max_tokens=TOKENS, temperature=0.8, repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.3
+    ),
+    "bias": Settings(max_tokens=TOKENS, temperature=1.0, logit_bias={2: 1.5}, allowed_token_ids=(0, 2, 3, 5, 7)),
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_joint_law_of_three_tokens(drafter, name):
+    if drafter in ("cut1", "cut2", "anti") and name != "temperature":
+        pytest.skip("differs from oracle in nothing that these settings touch")
+    settings = SETTINGS[name]
+    counts = sampled_counts(wide(drafter), settings)
+    assert abs(z_score(counts, joint(settings), REQUESTS)) < 4
+
+
+@pytest.mark.parametrize("drafter", ["dense", "oracle"])
+def test_joint_law_under_block_verification(drafter):
+    counts = sampled_counts(wide(drafter, block_verification=True), SETTINGS["temperature"])
+    assert abs(z_score(counts, joint(SETTINGS["temperature"]), REQUESTS)) < 4
+
+
+def test_the_test_sees_a_wrong_law():
+    right = joint(SETTINGS["temperature"])
+    counts = sampled_counts(wide("plain"), Settings(max_tokens=TOKENS, temperature=0.93))
+    assert z_score(counts, right, REQUESTS) > 4
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_seeded_request_equals_plain_alone_and_in_a_batch(drafter):
+    seeded = Settings(max_tokens=12, temperature=1.2, top_p=0.95, seed=77)
+    alone = shared("plain").generate([PROMPT], seeded)[0].token_ids
+    other = Settings(max_tokens=9, temperature=0.9, seed=5)
+    batch = shared(drafter).generate([[3], PROMPT, [6, 6]], [other, seeded, Settings(max_tokens=12)])
+    assert shared(drafter).generate([PROMPT], seeded)[0].token_ids == alone
+    assert batch[1].token_ids == alone
+
+
+def test_unseeded_requests_do_not_share_a_stream():
+    results = engine("dense", max_slots=8).generate([PROMPT] * 8, Settings(max_tokens=12, temperature=1.5))
+    assert len({result.token_ids for result in results}) > 4
+
+

@@ -1,0 +1,77 @@
+"""Loading to a mesh, in a process of its own that sees four CPU devices."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import pytest
+
+from jspec.sharding import leaf_sharding, make_mesh
+
+TESTS = Path(__file__).parents[1]
+
+SCRIPT = textwrap.dedent("""
+    import sys
+    from pathlib import Path
+
+    import jax
+    import numpy as np
+    from target_chain import run_chain
+
+    from jspec.checkpoints.target import load_target
+    from jspec.sharding import make_mesh
+    from jspec.targets.decoder import decoder_leaves
+
+    folder = Path(sys.argv[1])
+    ids = list(range(5, 29))
+
+    for case in ("llama_linear_bias", "gemma3_old"):  # one KV head, two KV heads
+        whole = load_target(folder / case, dtype="float32")
+        split = load_target(folder / case, dtype="float32", mesh=make_mesh(tensor=2))
+        leaves = decoder_leaves(whole.target.config, "float32")
+        for leaf, one, two in zip(leaves, whole.params, split.params, strict=True):
+            np.testing.assert_array_equal(one, two, err_msg=leaf.path)
+            halved = {"heads", "mlp"} | ({"kv_heads"} if whole.target.config.num_kv_heads % 2 == 0 else set())
+            parts = 2 if halved & set(leaf.axes) else 1
+            assert two.sharding.num_devices == 2
+            assert two.addressable_shards[0].data.size * parts == leaf.shape[0] * (leaf.shape + (1,))[1], leaf
+        one = run_chain(whole.target, whole.params, ids, [12, 12])
+        two = run_chain(split.target, split.params, ids, [12, 12])
+        np.testing.assert_allclose(two.logits, one.logits, atol=3e-5)
+
+    try:
+        load_target(folder / "llama_plain", dtype="float32", mesh=make_mesh(tensor=3))
+    except ValueError as error:
+        assert "mesh: expected an axis 'tensor' that divides the model's 4 heads, got 3" in str(error), error
+    else:
+        raise AssertionError("three devices cannot share four heads")
+    copied = load_target(folder / "llama_plain", dtype="float32", mesh=make_mesh(data=4, tensor=1)).params
+    assert all(leaf.is_fully_replicated for leaf in copied)
+    print("all equal")
+""")
+
+
+def test_meshes_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="mesh: expected data 1 x tensor 99 devices, got"):
+        make_mesh(tensor=99)
+    explicit = jax.make_mesh((1,), ("tensor",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with pytest.raises(ValueError, match="mesh: expected axes of type Auto"):
+        leaf_sharding(("heads",), {"heads": 4}, explicit)
+
+
+def test_a_sharded_target_equals_the_whole_one():
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(TESTS / "data" / "targets")],
+        env=os.environ
+        | {
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+            "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
+        },
+        capture_output=True,
+        text=True,
+    )
+
+    assert result.stdout.strip() == "all equal", result.stderr

@@ -1,0 +1,1 @@
+"""Training drafters: data, features, loop, export, evaluation."""
