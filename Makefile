@@ -49,7 +49,7 @@ $(VENV)/model.stamp: $(VENV)/python.stamp
 	@touch $@
 
 $(VENV)/setup.stamp: $(VENV)/model.stamp pyproject.toml
-	@echo "3/3 jspec with JAX, transformers and pytest, a download of 250 MB: takes a minute or two"
+	@echo "3/3 jspec with JAX, transformers and pytest, a download of 250 MB: takes a few minutes"
 	@$(PIP) --editable '.[test]'
 	@touch $@
 

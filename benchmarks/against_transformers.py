@@ -21,14 +21,18 @@ from jspec.loading import embedded_model, with_drafter
 
 def main() -> None:
     """Times everything and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="+", default=["chat", "copy", "code"], choices=list(PROMPTS))
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
 
     path = embedded_model()
-    theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    ).eval()
     plain = jspec.load(drafter="plain", max_slots=1, compilation_cache="~/.cache/jspec/compiled")
     ngram = with_drafter(plain, "ngram")
     settings = jspec.Settings(max_tokens=arguments.max_tokens)
@@ -63,11 +67,17 @@ def main() -> None:
                 start = time.perf_counter()
                 count = sum(len(run(ids)) for ids in prompts)
                 speeds[name].append(count / (time.perf_counter() - start))
-        print(f"\n{task}: {len(prompts)} prompts, {arguments.max_tokens} tokens at most, {torch.get_num_threads()} threads")
+        print(
+            f"\n{task}: {len(prompts)} prompts, {arguments.max_tokens} tokens at most, {torch.get_num_threads()} threads"
+        )
         for name in variants:
-            ratio = statistics.median(a / b for a, b in zip(speeds[name], speeds["transformers"], strict=True))
+            ratio = statistics.median(
+                a / b for a, b in zip(speeds[name], speeds["transformers"], strict=True)
+            )
             same = tokens[name] == tokens["transformers"]
-            print(f"  {name:<28} {statistics.median(speeds[name]):7.1f} tokens/s  {ratio:5.2f}x  equal tokens: {same}")
+            print(
+                f"  {name:<28} {statistics.median(speeds[name]):7.1f} tokens/s  {ratio:5.2f}x  equal tokens: {same}"
+            )
 
 
 if __name__ == "__main__":

@@ -104,7 +104,10 @@ def propose(
     """Drafts, decides how much of it is verified, and packs the nodes.
 
     Args:
-      method, bucket: static.
+      method: static.
+      bucket: static.
+      models: parameters of target and drafter.
+      state: read, not donated.
       lanes: slot of each lane, -1 for padding.
       certain_lengths: known tokens that each lane executes: a prompt chunk, or 1 for the anchor.
     """
@@ -148,8 +151,13 @@ def settle(
     """Decides which tokens the round emits, and moves every state by exactly those.
 
     Args:
-      round_, executed: of this round.
+      method: static.
+      bucket: static.
+      models: parameters of target and drafter.
+      round_: from propose.
+      executed: from execute.
       state: donated by the caller.
+      lanes: slot of each lane, -1 for padding.
       mask_bits: allowed-token bits per row of logits (a grammar's); None = all allowed.
     """
     slots, cache, nodes = state.slots, state.cache, round_.nodes
@@ -162,9 +170,7 @@ def settle(
     broken = emits & (verdict.bonus < 0)
     block = emitted_block(round_.proposal, verdict)
     block_lengths = jnp.where(emits & ~broken, verdict.accept_length + 1, 0)
-    emitted, finish = cut(
-        block, block_lengths, slots.table.stop_ids[rows], slots.limits[rows] - text_lengths
-    )
+    emitted, finish = cut(block, block_lengths, slots.table.stop_ids[rows], slots.limits[rows] - text_lengths)
     finish = jnp.where(broken, Finish.BROKEN, finish)
 
     commits = nodes.certain_lengths + jnp.where(emits, emitted - 1, 0)
@@ -193,7 +199,9 @@ def settle(
         accepted=jnp.where(emits, jnp.minimum(verdict.accept_length, emitted), 0),
         committed=commits,
         ready=jnp.where(running, jnp.minimum(ready, slots.draft_caps[rows]), 0),
-        log_probs=log_probs_of(method, executed, nodes, verdict, block, live & (slots.table.log_probs[rows] >= 0)),
+        log_probs=log_probs_of(
+            method, executed, nodes, verdict, block, live & (slots.table.log_probs[rows] >= 0)
+        ),
     )
     return State(cache=cache, drafter=drafter, slots=slots), report
 

@@ -194,7 +194,9 @@ class Engine:
         settings.check_against(vocab_size, self.eos_ids)
         ids = self._prompt_ids(index, prompt)
         if not ids:
-            raise ValueError(f"prompts[{index}]: expected at least one token, got an empty prompt; pass some text")
+            raise ValueError(
+                f"prompts[{index}]: expected at least one token, got an empty prompt; pass some text"
+            )
         bad = [i for i in ids if not 0 <= i < vocab_size]
         if bad:
             raise ValueError(
@@ -211,9 +213,10 @@ class Engine:
                 f"prompts[{index}]: expected at most {self._pool.num_pages[0] * self._pool.page_size} tokens with "
                 f"its answer, got {limit}; lower max_tokens or raise cache_tokens"
             )
-        if settings.log_probs is not None and settings.log_probs > self.method.max_log_probs:
+        most = self.method.max_log_probs
+        if settings.log_probs is not None and (settings.log_probs > most or not most):
             raise ValueError(
-                f"log_probs: expected at most {self.method.max_log_probs}, got {settings.log_probs}; "
+                f"log_probs: expected {f'at most {most}' if most else 'None'}, got {settings.log_probs}; "
                 "load the engine with a larger max_log_probs"
             )
         if settings.stop and self.tokenizer is None:
@@ -290,7 +293,9 @@ class Engine:
                 tokens=tokens,
                 prompt_length=np.asarray(len(request.prompt_ids), np.int32),
                 limit=np.asarray(request.limit, np.int32),
-                draft_cap=np.asarray(draft_length if settings.draft_length is None else settings.draft_length, np.int32),
+                draft_cap=np.asarray(
+                    draft_length if settings.draft_length is None else settings.draft_length, np.int32
+                ),
                 page_rows=self._pool.table_rows(reservation),
                 settings=settings_row(
                     settings, settings.stop_ids(self.eos_ids), seed, vocab_size, self.max_stop_ids
@@ -360,9 +365,7 @@ class Engine:
             TokenLogProb(
                 token_id=token,
                 log_prob=float(rows.chosen[lane, i]),
-                top=tuple(
-                    (int(rows.top_ids[lane, i, k]), float(rows.top[lane, i, k])) for k in range(count)
-                ),
+                top=tuple((int(rows.top_ids[lane, i, k]), float(rows.top[lane, i, k])) for k in range(count)),
             )
             for i, token in enumerate(ids)
         ]

@@ -122,7 +122,9 @@ def resolve(model: str | Path | None) -> Path:
 
         patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
         return Path(snapshot_download(model, allow_patterns=patterns))
-    raise FileNotFoundError(f"model: expected a folder, a .gguf file or a hub id, got {str(model)!r}; check the path")
+    raise FileNotFoundError(
+        f"model: expected a folder, a .gguf file or a hub id, got {str(model)!r}; check the path"
+    )
 
 
 def embedded_model() -> Path:

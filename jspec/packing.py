@@ -40,7 +40,8 @@ def limit(
     drafting = (lanes >= 0) & slots.live[rows] & (certain_lengths == 1)
     lengths = jnp.where(drafting, jnp.maximum(jnp.minimum(proposal.lengths, allowed), 0), 0)
     per_draft = jax.tree.map(
-        lambda leaf: leaf[:, :drafts] if leaf.ndim >= 2 else leaf, dataclasses.replace(proposal, lengths=lengths)
+        lambda leaf: leaf[:, :drafts] if leaf.ndim >= 2 else leaf,
+        dataclasses.replace(proposal, lengths=lengths),
     )
     return per_draft
 

@@ -34,6 +34,10 @@ class PagePool:
     ):
         """
         Args:
+          layouts: of the cache's groups.
+          page_size: tokens per page.
+          max_context: tokens that one request may hold.
+          max_slots: requests that run together.
           max_commit: most tokens that one round commits to a slot.
           total_tokens: tokens that fit in the full-context groups; None = max_slots x max_context.
         """

@@ -93,7 +93,9 @@ class Programs:
         """See `jspec.decode.propose`."""
         return self._propose(models, state, lanes, certain_lengths, bucket=bucket)
 
-    def execute(self, bucket: Bucket, models: Models, nodes: Nodes, cache: Cache, lanes: np.ndarray) -> Executed:
+    def execute(
+        self, bucket: Bucket, models: Models, nodes: Nodes, cache: Cache, lanes: np.ndarray
+    ) -> Executed:
         """See `jspec.decode.execute`."""
         return self._execute(models, nodes, cache, lanes, bucket=bucket)
 
@@ -108,7 +110,9 @@ class Programs:
         mask_bits: np.ndarray | None = None,
     ) -> tuple[State, Report]:
         """See `jspec.decode.settle`; `state` is donated."""
-        return self._settle(models, round_, executed, state=state, lanes=lanes, mask_bits=mask_bits, bucket=bucket)
+        return self._settle(
+            models, round_, executed, state=state, lanes=lanes, mask_bits=mask_bits, bucket=bucket
+        )
 
     def admit(self, state: State, admission: Admission) -> State:
         """See `admit`; `state` is donated."""

@@ -76,4 +76,3 @@ class Request:
             log_probs=tuple(self.log_probs) if self.settings.log_probs is not None else None,
             simulated=simulated,
         )
-

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 
-def loop_period(token_ids: Sequence[int], *, repeats: int = 4, longest: int = 24, least: int = 24) -> int | None:
+def loop_period(
+    token_ids: Sequence[int], *, repeats: int = 4, longest: int = 24, least: int = 24
+) -> int | None:
     """Period of the loop at the end of a text, or None if it does not end in one.
 
     A text is stuck if its tail is the same 1 to `longest` tokens at least `repeats` times over and

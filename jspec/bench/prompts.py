@@ -9,7 +9,7 @@ _STORY = (
     "into the logbook. At noon a small red boat came round the headland. It carried the mail, two sacks of "
     "flour, and a young woman with a leather case. She said that she had come to measure the tides."
 )
-_CODE = '''def total_price(items, tax_rate):
+_CODE = """def total_price(items, tax_rate):
     total = 0
     for item in items:
         total = total + item["price"] * item["quantity"]
@@ -22,7 +22,7 @@ _CODE = '''def total_price(items, tax_rate):
 def print_receipt(items, tax_rate):
     for item in items:
         print(item["name"], item["quantity"], item["price"])
-    print("Total:", total_price(items, tax_rate)'''
+    print("Total:", total_price(items, tax_rate)"""
 _RECORDS = """name: Ada, city: London, born: 1815
 name: Grace, city: New York, born: 1906
 name: Katherine, city: Hampton, born: 1918

@@ -14,7 +14,9 @@ def measurement_table(measurements: Sequence[Measurement]) -> Table:
     """One row per task and variant."""
     table = Table(title="plain against speculative, medians of interleaved repeats")
     for heading in ("task", "variant", "tokens/s", "ratio", "end to end", "mean commit", "by position"):
-        table.add_column(heading, justify="left" if heading in ("task", "variant", "by position") else "right")
+        table.add_column(
+            heading, justify="left" if heading in ("task", "variant", "by position") else "right"
+        )
     for heading in ("draft", "target", "rest", "identical"):
         table.add_column(heading, justify="right")
     for m in measurements:

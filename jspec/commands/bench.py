@@ -22,14 +22,20 @@ from jspec.settings import Settings
 def bench(
     model: Model = None,
     drafter: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
-    draft_length: Annotated[int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")] = None,
+    draft_length: Annotated[
+        int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")
+    ] = None,
     dtype: Dtype = "float32",
     task: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PROMPTS)}; default all.")] = None,
     prompts: Annotated[Path | None, typer.Option(help='JSON Lines with "prompt" and "task" instead.')] = None,
     max_tokens: Annotated[int, typer.Option()] = 96,
-    temperature: Annotated[float, typer.Option(help="0 = greedy, where tokens are compared with plain's.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(help="0 = greedy, where tokens are compared with plain's.")
+    ] = 0.0,
     repeats: Annotated[int, typer.Option(help="Interleaved; medians are reported.")] = 5,
-    costs: Annotated[bool, typer.Option(help="Also measure rounds by draft length and the break-even point.")] = True,
+    costs: Annotated[
+        bool, typer.Option(help="Also measure rounds by draft length and the break-even point.")
+    ] = True,
     output: Annotated[Path | None, typer.Option("--json", help="Also write everything to this file.")] = None,
     compilation_cache: CompilationCache = DEFAULT_CACHE,
 ) -> None:
@@ -38,7 +44,9 @@ def bench(
     tasks = PROMPTS if prompts is None else read_prompts(prompts)
     unknown = set(task or ()) - set(tasks)
     if unknown:
-        raise ValueError(f"task: expected some of {', '.join(tasks)}, got {', '.join(sorted(unknown))}; pick from these")
+        raise ValueError(
+            f"task: expected some of {', '.join(tasks)}, got {', '.join(sorted(unknown))}; pick from these"
+        )
     chosen = {name: texts for name, texts in tasks.items() if not task or name in task}
     chats = {name: [[{"role": "user", "content": text}] for text in texts] for name, texts in chosen.items()}
     with console.status("loading") as status:
@@ -67,7 +75,9 @@ def bench(
         for name in list(engines)[1:]:
             total = add([m.counters for m in measurements if m.variant == name])
             length, gain = best_draft_length(measured, total.acceptance_by_position())
-            console.print(f"{name}: best draft length on these prompts {length} (expected {gain:.2f}x of plain)")
+            console.print(
+                f"{name}: best draft length on these prompts {length} (expected {gain:.2f}x of plain)"
+            )
     if output is not None:
         output.write_text(json.dumps(as_json(measurements, measured), indent=1))
         console.print(f"written to {output}")

@@ -41,7 +41,9 @@ def demo(
         with console.status(f"compiling the {name} programs (kept for the next start)"):
             engine.generate(chats, settings)
     console.print(
-        Rich.assemble("Text of the target: ", ("drafted and accepted", "bold green"), " or ", "its own choice", ".\n")
+        Rich.assemble(
+            "Text of the target: ", ("drafted and accepted", "bold green"), " or ", "its own choice", ".\n"
+        )
     )
     rows = []
     for name, engine in (("plain", plain), (drafter, fast)):

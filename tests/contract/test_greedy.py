@@ -98,5 +98,3 @@ def test_each_bucket_is_traced_once(drafter):
     for settings in (Settings(max_tokens=7), Settings(max_tokens=7, temperature=1.0, top_p=0.9, seed=1)):
         used.generate(PROMPTS, settings)
     assert set(used.programs.traces.values()) == {1}
-
-

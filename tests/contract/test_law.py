@@ -91,9 +91,15 @@ SETTINGS = {
     "temperature": Settings(max_tokens=TOKENS, temperature=1.0),
     "filters": Settings(max_tokens=TOKENS, temperature=1.4, top_k=6, top_p=0.9, min_p=0.05),
     "penalties": Settings(
-        max_tokens=TOKENS, temperature=0.8, repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.3
+        max_tokens=TOKENS,
+        temperature=0.8,
+        repetition_penalty=1.4,
+        frequency_penalty=0.6,
+        presence_penalty=0.3,
     ),
-    "bias": Settings(max_tokens=TOKENS, temperature=1.0, logit_bias={2: 1.5}, allowed_token_ids=(0, 2, 3, 5, 7)),
+    "bias": Settings(
+        max_tokens=TOKENS, temperature=1.0, logit_bias={2: 1.5}, allowed_token_ids=(0, 2, 3, 5, 7)
+    ),
 }
 
 
@@ -132,5 +138,3 @@ def test_seeded_request_equals_plain_alone_and_in_a_batch(drafter):
 def test_unseeded_requests_do_not_share_a_stream():
     results = engine("dense", max_slots=8).generate([PROMPT] * 8, Settings(max_tokens=12, temperature=1.5))
     assert len({result.token_ids for result in results}) > 4
-
-

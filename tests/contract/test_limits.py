@@ -26,7 +26,9 @@ def cycle() -> np.ndarray:
 @pytest.mark.parametrize("stop", range(1, 7))
 def test_request_ends_at_the_first_stop_wherever_it_falls_in_the_block(drafter, stop):
     used = _cycle_engine(drafter)
-    result = used.generate([[6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0]], Settings(max_tokens=20, stop_token_ids=(stop,)))[0]
+    result = used.generate(
+        [[6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0]], Settings(max_tokens=20, stop_token_ids=(stop,))
+    )[0]
     assert result.token_ids == tuple(range(1, stop + 1))
     assert result.finish_reason == "stop"
     assert result.counters.emitted == stop

@@ -63,17 +63,38 @@ def build(requests: Sequence[tuple[Settings, Sequence[int], Sequence[int]]]) -> 
     )
 
 
-def chain(*tokens: Sequence[int]) -> Proposal:
-    return tree(tokens, np.asarray(chain_parents(len(tokens), len(tokens[0]))))
-
-
-def tree(tokens: Sequence[Sequence[int]], parents: np.ndarray) -> Proposal:
-    lengths = jnp.full((len(tokens),), len(tokens[0]), jnp.int32)
+def proposal_of(tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]] | None = None) -> Proposal:
+    lanes, drafts = len(tokens), len(tokens[0])
+    chain = [range(drafts)] * lanes
     return Proposal(
-        tokens=jnp.asarray(tokens, jnp.int32).reshape(len(tokens), -1),
-        parents=jnp.asarray(parents, jnp.int32),
-        lengths=lengths,
+        tokens=jnp.asarray(np.asarray(tokens, np.int32)),
+        parents=jnp.asarray(np.asarray(chain if parents is None else parents, np.int32)),
+        lengths=jnp.full((lanes,), drafts, jnp.int32),
         q=OneHot(),
+    )
+
+
+def one_lane(
+    settings: Settings,
+    logits: Sequence[Sequence[float]],
+    drafts: Sequence[int] = (),
+    prompt: Sequence[int] = (),
+    output: Sequence[int] = (),
+    parents: Sequence[int] = (0, 1, 2, 3),
+) -> TargetRows:
+    """Rows of one request, padded to 5 rows of NaN and 4 draft tokens, so that all tests share a program."""
+    table, history = build([(settings, prompt, output)])
+    padded = np.full((5, V), np.nan, np.float32)
+    padded[: len(logits)] = logits
+    tokens = [*drafts, *[3] * (4 - len(drafts))]
+    return rows_of_batch(
+        jnp.asarray(padded),
+        table,
+        history,
+        jnp.asarray([0]),
+        jnp.asarray([0]),
+        proposal_of([tokens], [parents]),
+        jnp.asarray([len(output)]),
     )
 
 
@@ -125,16 +146,7 @@ ALL = dict(
 def test_each_setting_acts_on_every_row_of_the_block(settings):
     prompt, output, drafts = [1, 3], [2, 3], [3, 2, 5]
     logits = np.stack([np.roll(EXAMPLE, shift) for shift in range(4)]).astype(np.float32)
-    table, history = build([(settings, prompt, output)])
-    rows = rows_of_batch(
-        jnp.asarray(logits),
-        table,
-        history,
-        jnp.asarray([0]),
-        jnp.asarray([0]),
-        chain(drafts),
-        jnp.asarray([2]),
-    )
+    rows = one_lane(settings, logits, drafts, prompt, output)
     for node in range(4):
         expected = reference(logits[node], settings, prompt, output + drafts[:node])
         np.testing.assert_allclose(probs_at(rows, 0, node), expected, atol=2e-6, err_msg=f"node {node}")
@@ -161,7 +173,7 @@ def test_slots_of_one_batch_keep_their_own_settings():
         history,
         jnp.asarray(order),
         jnp.arange(5, dtype=jnp.int32) * 3,
-        chain(*(drafts[slot] for slot in order)),
+        proposal_of([drafts[slot] for slot in order]),
         jnp.asarray([len(requests[slot][2]) for slot in order]),
     )
     best = np.asarray(rows.argmax(jnp.broadcast_to(jnp.arange(3, dtype=jnp.int32), (5, 3))))
@@ -176,64 +188,48 @@ def test_slots_of_one_batch_keep_their_own_settings():
 
 def test_temperature_comes_before_top_p():
     # At temperature 2 the probabilities are .629, .231, .140; filtered before, the third would be lost.
-    table, history = build([(Settings(temperature=2.0, top_p=0.9, allowed_token_ids=(0, 1, 2)), [], [])])
-    logits = jnp.asarray([[3.0, 1.0, 0.0] + [0.0] * 5])
-    rows = rows_of_batch(
-        logits, table, history, jnp.asarray([0]), jnp.asarray([0]), chain([]), jnp.asarray([0])
-    )
+    settings = Settings(temperature=2.0, top_p=0.9, allowed_token_ids=(0, 1, 2))
+    rows = one_lane(settings, [[3.0, 1.0, 0.0] + [0.0] * 5])
     np.testing.assert_allclose(probs_at(rows, 0, 0)[:3], [0.629, 0.231, 0.140], atol=6e-4)
 
 
 def test_greedy_row_in_a_sampled_batch_keeps_its_logits():
     table, history = build([(Settings(), [], []), (Settings(temperature=0.5), [], [])])
     logits = jnp.asarray([[4.0, 2.0, 1.0, 0.0, 4.0, 0.0, 0.0, 0.0]] * 2)
-    rows = rows_of_batch(
-        logits, table, history, jnp.asarray([0, 1]), jnp.asarray([0, 1]), chain([], []), jnp.asarray([0, 0])
-    )
+    both, none = jnp.asarray([0, 1]), jnp.asarray([0, 0])
+    rows = rows_of_batch(logits, table, history, both, both, proposal_of([[], []]), none)
     np.testing.assert_array_equal(rows.logits[0], logits[0])
     np.testing.assert_array_equal(rows.argmax(jnp.zeros((2, 1), jnp.int32)), [[0], [0]])
 
 
 def test_small_temperature_stays_finite():
-    table, history = build([(Settings(temperature=1e-6), [], [])])
-    logits = jnp.asarray([[90.0, 89.0] + [-90.0] * 5 + [90.0]])
-    rows = rows_of_batch(
-        logits, table, history, jnp.asarray([0]), jnp.asarray([0]), chain([]), jnp.asarray([0])
-    )
+    rows = one_lane(Settings(temperature=1e-6), [[90.0, 89.0] + [-90.0] * 5 + [90.0]])
     np.testing.assert_allclose(probs_at(rows, 0, 0), [0.5, 0, 0, 0, 0, 0, 0, 0.5], atol=1e-6)
 
 
 def test_penalties_see_the_draft_tokens_before_each_row():
     # A target that loops on id 5: with a frequency penalty of 2, the third 5 in a row is no longer its best.
-    table, history = build([(Settings(frequency_penalty=2.0), [0], [])])
-    logits = jnp.asarray([[0.0, 0.0, 0.0, 1.0, 0.0, 4.5, 0.0, 0.0]] * 5)
-    nodes = jnp.arange(5, dtype=jnp.int32)[None, :]
-    rows = rows_of_batch(
-        logits, table, history, jnp.asarray([0]), jnp.asarray([0]), chain([5, 5, 5, 5]), jnp.asarray([0])
-    )
-    np.testing.assert_array_equal(rows.argmax(nodes), [[5, 5, 3, 3, 3]])
+    logits = [[0.0, 0.0, 0.0, 1.0, 0.0, 4.5, 0.0, 0.0]] * 5
+    rows = one_lane(Settings(frequency_penalty=2.0), logits, [5, 5, 5, 5], prompt=[0])
+    np.testing.assert_array_equal(rows.argmax(jnp.arange(5, dtype=jnp.int32)[None, :]), [[5, 5, 3, 3, 3]])
 
 
 def test_siblings_do_not_see_each_other():
     # Node 1 and node 2 hang on the anchor, node 3 on node 2, node 4 on node 3.
-    parents = np.asarray([[0, 0, 2, 3]])
+    parents = [0, 0, 2, 3]
     np.testing.assert_array_equal(
-        ancestors(jnp.asarray(parents, jnp.int32))[0],
+        ancestors(jnp.asarray([parents]))[0],
         [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]],
     )
     settings = Settings(temperature=1.0, frequency_penalty=0.8, min_tokens=2)
-    table, history = build([(settings, [0], [])])
     logits = np.random.default_rng(1).normal(size=(5, V)).astype(np.float32)
-    drafts = tree([[3, 4, 4, 1]], parents)
-    rows = rows_of_batch(
-        jnp.asarray(logits), table, history, jnp.asarray([0]), jnp.asarray([0]), drafts, jnp.asarray([0])
-    )
+    rows = one_lane(settings, logits, [3, 4, 4, 1], prompt=[0], parents=parents)
     for node, path in enumerate([[], [3], [4], [4, 4], [4, 4, 1]]):
         expected = reference(logits[node], settings, [0], path)
         np.testing.assert_allclose(probs_at(rows, 0, node), expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("drafts", [1, 2, 3, 4, 5, 7, 8, 15, 16])
+@pytest.mark.parametrize("drafts", [1, 2, 3, 8, 15])
 def test_ancestors_of_a_chain_are_all_nodes_before(drafts):
     expected = np.tri(drafts + 1, drafts, k=-1)
     np.testing.assert_array_equal(ancestors(chain_parents(1, drafts))[0], expected)
@@ -241,11 +237,8 @@ def test_ancestors_of_a_chain_are_all_nodes_before(drafts):
 
 def test_minimum_length_counts_the_path():
     # One token emitted, minimum 3: the anchor's row and the next may not stop, the third may.
-    table, history = build([(Settings(min_tokens=3), [0], [2])])
-    logits = jnp.asarray([[0.0, 1.0, 0, 0, 0, 0, 5.0, 6.0]] * 3)
-    rows = rows_of_batch(
-        logits, table, history, jnp.asarray([0]), jnp.asarray([0]), chain([1, 1]), jnp.asarray([1])
-    )
+    logits = [[0.0, 1.0, 0, 0, 0, 0, 5.0, 6.0]] * 3
+    rows = one_lane(Settings(min_tokens=3), logits, [1, 1], prompt=[0], output=[2])
     np.testing.assert_array_equal(rows.argmax(jnp.asarray([[0, 1, 2]])), [[1, 1, 7]])
 
 
@@ -269,7 +262,7 @@ def test_mask_bits_forbid_ids_on_every_row(settings):
         empty_history(1, vocabulary),
         jnp.asarray([0]),
         jnp.asarray([0]),
-        chain([1, 2]),
+        proposal_of([[1, 2]]),
         jnp.asarray([0]),
         jnp.asarray(words.view(np.int32)),
     )
@@ -286,7 +279,7 @@ def test_rows_of_no_lane_and_broken_rows_disturb_nobody():
     logits = np.random.default_rng(5).normal(size=(8, V)).astype(np.float32)
     # Lanes: slot 0 with 2 rows, padding, slot 2 with 1 row, slot 1 with 3 rows, padding; rows 6 and 7 belong to none.
     lanes, starts = jnp.asarray([0, -1, 2, 1, -1]), jnp.asarray([0, 2, 2, 3, 6])
-    drafts = chain([3, 9], [-5, 99], [7, -1], [4, 6], [0, 0])
+    drafts = proposal_of([[3, 9], [-5, 99], [7, -1], [4, 6], [0, 0]])
     emitted = jnp.asarray([2, 0, 0, 1, 0])
 
     def run(values: np.ndarray) -> TargetRows:
@@ -317,26 +310,14 @@ def test_rows_belong_to_the_last_lane_that_starts_there():
 
 
 def test_ids_outside_the_vocabulary_have_no_probability():
-    table, history = build([(Settings(temperature=1.0), [], [])])
-    rows = rows_of_batch(
-        jnp.asarray(EXAMPLE[None], jnp.float32),
-        table,
-        history,
-        jnp.asarray([0]),
-        jnp.asarray([0]),
-        chain([]),
-        jnp.asarray([0]),
-    )
-    got = rows.log_prob(jnp.asarray([[0, 0, 0, 9]]), jnp.asarray([[-1, V, 3, 3]]))
+    rows = one_lane(Settings(temperature=1.0), EXAMPLE[None])
+    got = rows.log_prob(jnp.asarray([[0, 0, 0, 0]]), jnp.asarray([[-1, V, 3, 0]]))
     np.testing.assert_array_equal(np.isneginf(got), [[True, True, False, False]])
 
 
 def test_greedy_batch_is_left_untouched():
-    table, history = build([(Settings(), [1], [2])])
-    logits = jnp.asarray([[1.0, -np.inf, 3.0, 3.0, np.inf, 0.0, 0.0, 0.0]])
-    rows = rows_of_batch(
-        logits, table, history, jnp.asarray([0]), jnp.asarray([0]), chain([]), jnp.asarray([1])
-    )
+    logits = np.asarray([[1.0, -np.inf, 3.0, 3.0, np.inf, 0.0, 0.0, 0.0]] * 5, np.float32)
+    rows = one_lane(Settings(), logits, prompt=[1], output=[2])
     np.testing.assert_array_equal(rows.logits, logits)
 
 

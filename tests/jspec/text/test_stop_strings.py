@@ -98,3 +98,10 @@ def test_no_more_is_held_back_than_could_become_a_stop_string(stops, text):
             return
         held = text[len(out) : i + 1]
         assert held == "" or any(stop.startswith(held) for stop in stops)
+
+
+def test_after_a_stop_nothing_is_left():
+    matcher = StopStrings(["##", "#!"])
+    assert matcher.push("a#") == ("a", None)
+    assert matcher.push("#") == ("", "##")
+    assert matcher.flush() == ""

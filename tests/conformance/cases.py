@@ -1,0 +1,81 @@
+"""Finds golden cases in a folder and says which check belongs to each.
+
+Layout: DIR/train/<case>/ with meta.json and safetensors, DIR/serve/<kind>.json and .safetensors.
+"""
+
+import dataclasses
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from conformance.dflash_cases import dflash_names, run_dflash_case
+from conformance.target_cases import run_target_case
+from conformance.verify_cases import run_chain_rejection, run_greedy_chain, run_target_probs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A case to run: `check(folder)` raises AssertionError if the arrays do not agree."""
+
+    name: str
+    folder: Path
+    check: Callable[[Path], None]
+
+
+def discover(folder: Path) -> tuple[list[Case], list[str]]:
+    """The cases that this version runs, and the names of those it does not know yet.
+
+    Raises:
+      FileNotFoundError: there is neither a train nor a serve folder.
+    """
+    train, serve = folder / "train", folder / "serve"
+    if not train.is_dir() and not serve.is_dir():
+        raise FileNotFoundError(
+            f"cases: expected {folder} to hold train/ or serve/, got neither; check the path"
+        )
+    cases, unknown = [], []
+    for path in sorted(train.iterdir() if train.is_dir() else ()):
+        if not path.is_dir():
+            continue
+        if is_target_case(path):
+            cases.append(Case(name=path.name, folder=path, check=run_target_case))
+        else:
+            unknown.append(path.name)
+    for kind in sorted({path.stem for path in serve.glob("*.*") if path.suffix in (".json", ".safetensors")}):
+        if kind in ("f_configs", "g_configs", "fg_top1_gaps"):
+            continue
+        check = serve_check(serve, kind)
+        if check is None:
+            unknown.append(kind)
+        else:
+            cases.append(Case(name=kind, folder=serve, check=check))
+    return cases, unknown
+
+
+def is_target_case(path: Path) -> bool:
+    """A target model with its hidden states: what a drafter's case does not have."""
+    outputs = path / "outputs.safetensors"
+    return outputs.is_file() and "greedy_generation" in tensor_names(outputs)
+
+
+def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
+    """The check of a serve kind; of the f_ kinds by the architecture in their configuration."""
+    known = {
+        "b_greedy_verify": run_greedy_chain,
+        "c_chain_rejection": run_chain_rejection,
+        "x_target_probs": run_target_probs,
+    }
+    if kind in known:
+        return known[kind]
+    name = kind.removeprefix("f_")
+    if name != kind and (serve / "f_configs.json").is_file() and name in dflash_names(serve):
+        return lambda folder: run_dflash_case(folder, name)
+    return None
+
+
+def tensor_names(path: Path) -> set[str]:
+    """Names in a safetensors file, from its header alone."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        return set(json.loads(file.read(length)))

@@ -1,0 +1,116 @@
+"""DFlash in real rounds: features that the target captured, prompts in chunks, partial accepts."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.cache import new_cache
+from jspec.decode import Method, Models
+from jspec.drafters.dflash import dflash, dflash_leaves, dflash_net
+from jspec.drafters.dflash_net import DFlashConfig
+from jspec.drafters.plain import plain
+from jspec.engine import Engine
+from jspec.round import Nodes
+from jspec.settings import Settings
+from jspec.targets.config import DecoderConfig, LayerKind
+from jspec.targets.decoder import DecoderTarget, Leaf, decoder_leaves
+from jspec.targets.rope import Rope
+from pallas_kernels.attention.pages import gather_rows
+
+VOCABULARY = 4  # so few that even an untrained drafter is often right
+
+
+def decoder(architecture: str, kinds: tuple[LayerKind, ...]) -> DecoderConfig:
+    return DecoderConfig(
+        architecture=architecture,
+        vocab_size=VOCABULARY,
+        hidden_size=8,
+        intermediate_size=12,
+        num_layers=len(kinds),
+        num_heads=2,
+        num_kv_heads=1,
+        head_size=4,
+        norm_eps=1e-5,
+        max_context=64,
+        full_rope=Rope(theta=1000.0),
+        window_rope=Rope(theta=1000.0),
+        layer_kinds=kinds,
+        window=5,
+        query_key_norm=True,
+        query_scale=0.5,
+    )
+
+
+TARGET = DecoderTarget(decoder("qwen3", ("full", "window")))
+DRAFTER = dflash(
+    DFlashConfig(
+        decoder=decoder("dflash", ("full",)),
+        block_size=4,
+        mask_token_id=3,
+        target_layer_ids=(1, -1),
+        num_target_layers=2,
+        target_hidden_size=8,
+    )
+)
+PROMPTS = [[0, 1, 2, 1, 0, 2, 2, 1, 0, 1, 2, 0, 1, 1, 0, 2, 1, 2, 0], [2, 1]]
+
+
+def weights(leaves: tuple[Leaf, ...], seed: int):
+    random = np.random.default_rng(seed)
+    return tuple(
+        jnp.asarray(random.normal(0, 0.6, leaf.shape) + ("norm" in leaf.path), leaf.dtype) for leaf in leaves
+    )
+
+
+FLOAT32 = jnp.dtype(jnp.float32)
+TARGET_PARAMS = weights(decoder_leaves(TARGET.config, FLOAT32), 0)
+PARAMS = weights(dflash_leaves(DRAFTER.config, FLOAT32), 1)
+
+
+@functools.cache
+def engine(name: str) -> Engine:
+    drafter, params = (DRAFTER, PARAMS) if name == "dflash" else (plain(), ())
+    return Engine(
+        method=Method(target=TARGET, drafter=drafter),
+        models=Models(target=TARGET_PARAMS, drafter=params),
+        tokenizer=None,
+        eos_ids=(),
+        max_slots=1,
+        max_context=48,
+        page_size=4,
+        chunks=(7,),
+    )
+
+
+@pytest.mark.parametrize("settings", [{}, dict(seed=1, temperature=1.0)], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("prompt", PROMPTS, ids=["long", "short"])
+def test_tokens_equal_plain_and_state_equals_a_rebuild(prompt, settings):
+    choice = Settings(max_tokens=25, **settings)
+    result = engine("dflash").generate([prompt], choice)[0]
+    assert result.token_ids == engine("plain").generate([prompt], choice)[0].token_ids
+    assert sum(result.counters.accept_histogram[2:]) > 0  # some rounds accepted several
+
+    state = engine("dflash")._state
+    length = int(state.cache.lengths[0])
+    assert length == len(prompt) + 25 - 1
+    tokens = jnp.asarray([*prompt, *result.token_ids][:length], jnp.int32)
+    position = jnp.arange(length, dtype=jnp.int32)
+    nodes = Nodes(
+        tokens=tokens,
+        positions=position,
+        parents=position - 1,
+        offsets=jnp.asarray([0, length], jnp.int32),
+        certain_lengths=jnp.asarray([length], jnp.int32),
+    )
+    empty = new_cache(
+        TARGET.groups, max_slots=1, num_pages=(1, 1), page_size=4, max_context=48, dtype=FLOAT32
+    )
+    out = TARGET.forward(
+        TARGET_PARAMS, nodes, empty, jnp.zeros((1,), jnp.int32), DRAFTER.features, max_queries=length
+    )
+    expected = dflash_net(DRAFTER.config, PARAMS).context_rows(out.features, position)
+    rows = gather_rows(state.drafter, 0, state.cache.groups[0].page_table[:1], length)
+    for row, rebuilt in zip(rows, expected, strict=True):
+        np.testing.assert_allclose(row[0], rebuilt[0], atol=2e-4)
