@@ -28,7 +28,7 @@ test: setup
 check: $(VENV)/check.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 clean:

@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tasks", nargs="+", default=["chat", "copy", "code"], choices=list(PROMPTS))
+    parser.add_argument("--tasks", nargs="+", default=list(PROMPTS), choices=list(PROMPTS))
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()

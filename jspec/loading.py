@@ -76,7 +76,7 @@ def load(
         ),
         models=Models(target=loaded.params, drafter=params),
         tokenizer=tokenizer,
-        eos_ids=tuple(dict.fromkeys((*loaded.eos_ids, *tokenizer.eos_ids))),
+        eos_ids=loaded.eos_ids or tokenizer.eos_ids,
         max_slots=max_slots,
         max_context=limit,
         cache_tokens=cache_tokens,

@@ -34,7 +34,9 @@ class Admission:
 
 def admit(state: State, admission: Admission) -> State:
     """Puts a request into its slot: nothing committed yet, its whole prompt known."""
-    slot, slots, cache = admission.slot, state.slots, state.cache
+    slots, cache = state.slots, state.cache
+    slot, tokens = jnp.asarray(admission.slot), jnp.asarray(admission.tokens)
+    prompt_length = jnp.asarray(admission.prompt_length)
     groups = tuple(
         Group(pages=group.pages, page_table=group.page_table.at[slot].set(row))
         for group, row in zip(cache.groups, admission.page_rows, strict=True)
@@ -44,15 +46,15 @@ def admit(state: State, admission: Admission) -> State:
         drafter=state.drafter,
         slots=Slots(
             text=Text(
-                tokens=slots.text.tokens.at[slot].set(admission.tokens),
-                lengths=slots.text.lengths.at[slot].set(admission.prompt_length),
+                tokens=slots.text.tokens.at[slot].set(tokens),
+                lengths=slots.text.lengths.at[slot].set(prompt_length),
             ),
-            prompt_lengths=slots.prompt_lengths.at[slot].set(admission.prompt_length),
+            prompt_lengths=slots.prompt_lengths.at[slot].set(prompt_length),
             limits=slots.limits.at[slot].set(admission.limit),
             draft_caps=slots.draft_caps.at[slot].set(admission.draft_cap),
             live=slots.live.at[slot].set(True),
             table=write_row(slots.table, slot, admission.settings),
-            history=admit_history(slots.history, slot, admission.tokens, admission.prompt_length),
+            history=admit_history(slots.history, slot, tokens, prompt_length),
         ),
     )
 

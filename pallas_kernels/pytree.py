@@ -22,7 +22,7 @@ def pytree(cls: type[T]) -> type[T]:
     (the jaxtyping hook in the tests) would refuse those. Real construction is still checked.
     """
     cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-    fields = dataclasses.fields(cls)
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     data = tuple(f.name for f in fields if not f.metadata.get("static"))
     meta = tuple(f.name for f in fields if f.metadata.get("static"))
 

@@ -9,40 +9,46 @@ _STORY = (
     "into the logbook. At noon a small red boat came round the headland. It carried the mail, two sacks of "
     "flour, and a young woman with a leather case. She said that she had come to measure the tides."
 )
-_CODE = """def total_price(items, tax_rate):
-    total = 0
-    for item in items:
-        total = total + item["price"] * item["quantity"]
-    if total > 100:
-        total = total * 0.9
-    tax = total * tax_rate
-    return total + tax
+_LETTER = (
+    "Dear Ms Okafor, thank you for your order of twelve blue folders and four boxes of envelopes. We sent the parcel "
+    "on Tuesday with the morning post, and it should reach you by Friday. If anything is missing, please write to us "
+    "or call the shop between nine and five. We hope to hear from you soon. Kind regards, Paul Lindqvist"
+)
+_RECIPE = (
+    "Peel the potatoes and cut them into thin slices. Heat the oil in a heavy pan and fry the onions until they are "
+    "golden. Add the potatoes, salt and pepper, and cook them slowly for twenty minutes. Beat the eggs in a bowl, pour "
+    "them over the potatoes, and turn the omelette when the edges are firm. Serve it warm with bread and a green salad."
+)
+_CODE = """class Counter:
+    def __init__(self, start):
+        self.value = start
+        self.history = []
 
+    def add(self, amount):
+        self.history.append(self.value)
+        self.value = self.value + amount
+        return self.value
 
-def print_receipt(items, tax_rate):
-    for item in items:
-        print(item["name"], item["quantity"], item["price"])
-    print("Total:", total_price(items, tax_rate)"""
-_RECORDS = """name: Ada, city: London, born: 1815
-name: Grace, city: New York, born: 1906
-name: Katherine, city: Hampton, born: 1918
-name: Radia, city: Portsmouth, born: 1951"""
+    def undo(self)
+        if self.history:
+            self.value = self.history.pop()
+        return self.value"""
 
 PROMPTS: dict[str, tuple[str, ...]] = {
     "chat": (
         "Explain in a few sentences why the sky is blue.",
-        "Give me three tips for learning to cook.",
-        "What is the difference between a planet and a star?",
-        "Write a short letter to a friend about a rainy holiday.",
+        "How do bees make honey?",
+        "Why do people keep diaries?",
+        "Tell me about the history of the bicycle.",
     ),
-    "copy": (
-        f"Repeat the following text exactly, word for word:\n\n{_STORY}",
-        f"Copy these records unchanged, then stop:\n\n{_RECORDS}",
-        f"Rewrite this text and correct any spelling mistakes:\n\n{_STORY.replace('measure', 'mesure')}",
+    "rewrite": (
+        f"Please proofread the following text. Reply with the corrected text only.\n\n{_STORY}",
+        f"Rewrite this text and correct any spelling mistakes:\n\n{_RECIPE.replace('onions', 'onoins')}",
+        f"Repeat after me: {_LETTER}",
     ),
     "code": (
-        f"Fix the missing bracket in this code and show the whole program again:\n\n```python\n{_CODE}\n```",
-        f"Add a docstring to each function and print the complete code again:\n\n```python\n{_CODE})\n```",
+        f"Correct the syntax error in this code. Reply with the whole corrected code only.\n\n```python\n{_CODE}\n```",
+        f"Format this code:\n\n```python\n{_CODE.replace('undo(self)', 'undo(self):')}\n```",
     ),
 }
 

@@ -281,6 +281,7 @@ def _check(config: DFlashConfig, origins: Mapping[str, Origin], tensors: _Tensor
                 f"{where}: expected shape {list(expected)} for tensor {origin.name!r}, "
                 f"got {list(tensors.shapes[origin.name])}; config and weights do not belong together"
             )
+        tensors.file.check_type(tensors.places[origin.name][0])
 
 
 def _place(values: np.ndarray, dtype: jnp.dtype) -> jax.Array:

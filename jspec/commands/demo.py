@@ -8,20 +8,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Rich
 
+from jspec.bench.prompts import PROMPTS as PROMPTS_BY_TASK
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Drafter, Model
 from jspec.engine import Engine, Timings
 from jspec.loading import load, with_drafter
 from jspec.results import Counters, Result, add
 from jspec.settings import Settings
 
-PROMPTS = (
-    "Why do leaves change their colour in autumn? Answer in two sentences.",
-    "Copy this list and add nothing:\n- two loaves of rye bread\n- a dozen brown eggs\n- three lemons and a jar of honey\n"
-    "- a bag of ground coffee\n- two loaves of rye bread for the neighbour",
-    "Rename the variable x to count in this code and show the whole code again:\n\n"
-    "```python\ndef vowels(text):\n    x = 0\n    for letter in text:\n        if letter in 'aeiou':\n"
-    "            x = x + 1\n    print('The number of vowels is', x)\n    return x\n```",
-)
+PROMPTS = (PROMPTS_BY_TASK["chat"][0], PROMPTS_BY_TASK["rewrite"][2], PROMPTS_BY_TASK["code"][1])
 
 
 def demo(

@@ -35,10 +35,25 @@ class Drafter(Protocol):
     `state` has `max_slots` rows (or follows the target's page table), never the bucket's shape.
     """
 
-    name: str
-    draft_length: int  # draft tokens per proposal (its static width), anchor not counted
-    features: tuple[str, ...]  # hidden states it needs, in order: "embedding", "layer.3", "final_norm"
-    simulated: bool  # True = accept lengths are forced, and the text is not the target's
+    @property
+    def name(self) -> str:
+        """What tables and messages call it."""
+        ...
+
+    @property
+    def draft_length(self) -> int:
+        """Draft tokens per proposal (its static width), anchor not counted."""
+        ...
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Hidden states it needs, in order: "embedding", "layer.3", "final_norm"."""
+        ...
+
+    @property
+    def simulated(self) -> bool:
+        """Whether accept lengths are forced, so that the text is not the target's."""
+        ...
 
     def init(self, params: Any, target: TargetView, max_slots: int) -> Any:
         """Empty state; raises ValueError, naming both sides, if it cannot serve this target."""

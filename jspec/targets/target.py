@@ -22,12 +22,35 @@ class Hidden:
 class Target(Protocol):
     """A target model: static facts and three pure functions over its parameter leaves. Hashable."""
 
-    identity: str  # architecture and sizes, to name it in refusals
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    max_context: int
-    groups: tuple[GroupLayout, ...]
+    @property
+    def identity(self) -> str:
+        """Architecture and sizes, to name it in refusals."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are 0 .. vocab_size - 1."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden state, and of each captured one."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        ...
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that one text may hold."""
+        ...
+
+    @property
+    def groups(self) -> tuple[GroupLayout, ...]:
+        """Layers that share a cache pool; the first group keeps the whole context."""
+        ...
 
     def forward(
         self,

@@ -48,19 +48,23 @@ def attend(
       The output in q's dtype, and the log-sum-exp if asked for.
 
     Raises:
-      ValueError: shapes that do not fit together, or an unknown implementation.
+      ValueError: shapes that do not fit together, a layer that pages lacks, an unknown implementation.
     """
     if implementation not in (None, "xla"):
         raise ValueError(
             f'implementation: expected None or "xla", got {implementation!r}; no other one is built yet'
         )
-    _check(q, k_new, v_new, pages, sight)
+    _check(q, k_new, v_new, pages, layer, sight)
     out, logsumexp = reference.attend(q, k_new, v_new, pages, layer, sight, scale, softcap, sinks)
     return (out, logsumexp) if return_logsumexp else out
 
 
-def _check(q: Array, k_new: Array, v_new: Array, pages: Pages, sight: Sight) -> None:
-    kv_heads, head_size = pages.k.shape[2:4]
+def _check(q: Array, k_new: Array, v_new: Array, pages: Pages, layer: int | Array, sight: Sight) -> None:
+    num_layers, _, kv_heads, head_size, _ = pages.k.shape
+    if isinstance(layer, int) and not 0 <= layer < num_layers:
+        raise ValueError(f"layer: expected 0 to {num_layers - 1}, got {layer}; it indexes pages")
+    if q.shape[0] == 0:
+        raise ValueError("q: expected at least one query, got none; pad the round to its bucket")
     value_size = pages.v.shape[-1]
     if q.shape[1] % kv_heads:
         raise ValueError(
@@ -70,7 +74,8 @@ def _check(q: Array, k_new: Array, v_new: Array, pages: Pages, sight: Sight) -> 
         raise ValueError(f"q: expected head size {head_size}, got {q.shape[2]}; pages was allocated for it")
     if k_new.shape[1:] != (kv_heads, head_size):
         raise ValueError(
-            f"k_new: expected [keys, {kv_heads}, {head_size}], got {list(k_new.shape)}; pages was allocated for it"
+            f"k_new: expected [keys, {kv_heads}, {head_size}], got {list(k_new.shape)}; "
+            "pages was allocated for it"
         )
     if v_new.shape != (k_new.shape[0], kv_heads, value_size):
         raise ValueError(
@@ -79,10 +84,12 @@ def _check(q: Array, k_new: Array, v_new: Array, pages: Pages, sight: Sight) -> 
         )
     if sight.first_visible.shape[0] != q.shape[0]:
         raise ValueError(
-            f"sight: expected {q.shape[0]} queries, got {sight.first_visible.shape[0]}; build it for this round"
+            f"sight: expected {q.shape[0]} queries, got {sight.first_visible.shape[0]}; "
+            "build it for this round"
         )
     words = sight.visible.shape[1]
     if words and words * 32 < sight.max_keys:
         raise ValueError(
-            f"sight: expected words for max_keys = {sight.max_keys} keys, got {words}; visible needs 32 keys a word"
+            f"sight: expected words for {sight.max_keys} keys (max_keys), got {words} words; "
+            "visible takes 32 keys a word"
         )

@@ -4,6 +4,8 @@ Keys lie feature-major and values row-major inside a page, so that both products
 reduce over an axis that is not the innermost one and vectorise over the innermost one.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -90,6 +92,20 @@ def commit_rows(
 
     k_pool, v_pool = jax.lax.fori_loop(0, jnp.sum(nodes >= 0), write, (pages.k, pages.v))
     return Pages(k=k_pool, v=v_pool)
+
+
+def read_page(
+    pages: Pages, layer: int | Int[Array, ""], page: Int[Array, ""]
+) -> tuple[Float[Array, "kv_heads head_size page_size"], Float[Array, "kv_heads page_size head_size"]]:
+    """Keys and values of one page, as they lie in the pool."""
+    k = jax.lax.dynamic_slice(pages.k, (layer, page, 0, 0, 0), (1, 1, *pages.k.shape[2:]))[0, 0]
+    if pages.v.size > jnp.iinfo(jnp.int32).max:
+        return k, jax.lax.dynamic_slice(pages.v, (layer, page, 0, 0, 0), (1, 1, *pages.v.shape[2:]))[0, 0]
+    # On a CPU the copy of a slice is vectorised over the innermost axis, if that is long enough: the
+    # one of v is not, but a flat view is.
+    size = math.prod(pages.v.shape[2:])
+    v = jax.lax.dynamic_slice(pages.v.reshape(-1), ((layer * pages.v.shape[1] + page) * size,), (size,))
+    return k, v.reshape(pages.v.shape[2:])
 
 
 def gather_rows(

@@ -18,7 +18,7 @@ class Sight:
     iff bit j % 32 of visible[i, j // 32] is set.
     """
 
-    query_offsets: Int[Array, "bounds"]  # lanes + 1; lane l owns queries query_offsets[l] .. query_offsets[l + 1] - 1
+    query_offsets: Int[Array, "bounds"]  # 0 first; lane l owns queries [l] .. [l + 1] - 1, in order
     key_offsets: Int[Array, "bounds"]  # the same for in-flight keys
     page_table: Int[Array, "lanes columns"]
     context_lengths: Int[Array, "lanes"]  # committed tokens

@@ -256,6 +256,13 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path, arrays, message):
     assert "model.safetensors" in str(error.value)
 
 
+def test_quantised_weights_are_refused(tmp_path):
+    arrays = tensors()
+    arrays["layers.0.mlp.up_proj.weight"] = arrays["layers.0.mlp.up_proj.weight"].astype(np.int8)
+    with pytest.raises(ValueError, match=r"'layers.0.mlp.up_proj.weight' as one of .* got I8"):
+        load_dflash(write(tmp_path, config(), arrays), jnp.float32)
+
+
 def test_a_folder_without_config_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"path: expected config.json in .* got none"):
         load_dflash(tmp_path, jnp.float32)

@@ -388,12 +388,12 @@ def test_neighbour_that_never_gets_anything_accepted_disturbs_nobody():
 def test_a_shorter_draft_has_the_same_first_tokens():
     kind, params = config(), weights(config())
     drafts = []
-    for length in (None, 2, 1):
+    for length in (None, 2):
         engine = Engine(dflash(kind, draft_length=length), params)
         engine.admit(0, 1, tokens_of(1, 8))
         assert engine.commit([0], [7]) == [length or 4]
         drafts.append(engine.draft(0)[0])
-    assert drafts == [drafts[0], drafts[0][:2], drafts[0][:1]]
+    assert drafts[1] == drafts[0][:2]
 
 
 def test_past_its_own_window_a_slot_drafts_nothing_and_others_go_on():

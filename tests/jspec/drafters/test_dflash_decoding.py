@@ -1,16 +1,12 @@
 """DFlash in real rounds: features that the target captured, prompts in chunks, partial accepts."""
 
-import functools
-
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jspec.cache import new_cache
 from jspec.decode import Method, Models
 from jspec.drafters.dflash import dflash, dflash_leaves, dflash_net
 from jspec.drafters.dflash_net import DFlashConfig
-from jspec.drafters.plain import plain
 from jspec.engine import Engine
 from jspec.round import Nodes
 from jspec.settings import Settings
@@ -54,7 +50,7 @@ DRAFTER = dflash(
         target_hidden_size=8,
     )
 )
-PROMPTS = [[0, 1, 2, 1, 0, 2, 2, 1, 0, 1, 2, 0, 1, 1, 0, 2, 1, 2, 0], [2, 1]]
+PROMPT = [0, 1, 2, 1, 0, 2, 2, 1, 0, 1, 2, 0, 1, 1, 0, 2, 1, 2, 0]  # three chunks
 
 
 def weights(leaves: tuple[Leaf, ...], seed: int):
@@ -69,12 +65,10 @@ TARGET_PARAMS = weights(decoder_leaves(TARGET.config, FLOAT32), 0)
 PARAMS = weights(dflash_leaves(DRAFTER.config, FLOAT32), 1)
 
 
-@functools.cache
-def engine(name: str) -> Engine:
-    drafter, params = (DRAFTER, PARAMS) if name == "dflash" else (plain(), ())
-    return Engine(
-        method=Method(target=TARGET, drafter=drafter),
-        models=Models(target=TARGET_PARAMS, drafter=params),
+def test_state_after_real_rounds_equals_a_rebuild():
+    engine = Engine(
+        method=Method(target=TARGET, drafter=DRAFTER),
+        models=Models(target=TARGET_PARAMS, drafter=PARAMS),
         tokenizer=None,
         eos_ids=(),
         max_slots=1,
@@ -82,20 +76,14 @@ def engine(name: str) -> Engine:
         page_size=4,
         chunks=(7,),
     )
+    # Coupled sampling of few tokens: an untrained drafter is wrong, half right and right in turn.
+    result = engine.generate([PROMPT], Settings(max_tokens=25, seed=1, temperature=1.0))[0]
+    assert sum(count > 0 for count in result.counters.accept_histogram) >= 3
 
-
-@pytest.mark.parametrize("settings", [{}, dict(seed=1, temperature=1.0)], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("prompt", PROMPTS, ids=["long", "short"])
-def test_tokens_equal_plain_and_state_equals_a_rebuild(prompt, settings):
-    choice = Settings(max_tokens=25, **settings)
-    result = engine("dflash").generate([prompt], choice)[0]
-    assert result.token_ids == engine("plain").generate([prompt], choice)[0].token_ids
-    assert sum(result.counters.accept_histogram[2:]) > 0  # some rounds accepted several
-
-    state = engine("dflash")._state
+    state = engine._state
     length = int(state.cache.lengths[0])
-    assert length == len(prompt) + 25 - 1
-    tokens = jnp.asarray([*prompt, *result.token_ids][:length], jnp.int32)
+    assert length == len(PROMPT) + 25 - 1
+    tokens = jnp.asarray([*PROMPT, *result.token_ids][:length], jnp.int32)
     position = jnp.arange(length, dtype=jnp.int32)
     nodes = Nodes(
         tokens=tokens,

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -81,19 +82,27 @@ def test_a_new_request_on_the_slot_starts_the_list_again(view):
 def test_mean_is_met_by_its_floor_and_ceiling(view, greedy):
     drafter = simulated(draft_length=4, mean_accept_length=2.3, seed=5)
     state = drafter.init((), view, 3)
-    seen = []
-    for round_ in range(150):
-        state = dataclasses.replace(state, rounds=jnp.full((3,), round_))
-        lengths = accept(drafter, view, greedy, state, [0, 1, 2], [4, 4, 4], [4, 4, 4])[
-            1
-        ].accept_length.tolist()
-        seen.append(lengths)
+    lanes, verify_lengths = jnp.asarray([0, 1, 2]), jnp.asarray([4, 4, 4])
+    proposal = drafter.draft((), view, state, lanes, text(4, 4, 4), greedy)
+
+    @jax.jit
+    def accepted(round_):
+        then = dataclasses.replace(state, rounds=jnp.full((3,), round_))
+        return drafter.verdict(then, lanes, proposal, rows(3, 5), verify_lengths).accept_length
+
+    seen = [accepted(round_).tolist() for round_ in range(400)]
     counts = np.asarray(seen)
     assert set(counts.reshape(-1)) == {2, 3}
-    assert abs(counts.mean() - 2.3) < 0.08
+    assert abs(counts.mean() - 2.3) < 0.05
     assert not (counts[:, 0] == counts[:, 1]).all()  # slots are apart
-    again = accept(drafter, view, greedy, state, [2, 1], [4, 4, 4], [4, 4])[1].accept_length.tolist()
-    assert again == seen[-1][:0:-1]  # a function of seed, slot and round
+    again = drafter.verdict(
+        dataclasses.replace(state, rounds=jnp.full((3,), 399)),
+        lanes[::-1],
+        proposal,
+        rows(3, 5),
+        verify_lengths,
+    )
+    assert again.accept_length.tolist() == seen[-1][::-1]  # a function of seed, slot and round
 
 
 def test_it_is_marked(view):

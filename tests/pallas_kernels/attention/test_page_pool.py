@@ -1,0 +1,114 @@
+"""The paged pool: what is committed is what is read, in place."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.attention.pages import Pages, allocate, commit_rows, gather_rows
+
+LAYERS, KV_HEADS, HEAD_SIZE = 2, 2, 3
+
+
+def pool(num_pages: int, page_size: int, layers: int = LAYERS) -> Pages:
+    pages = allocate(
+        num_layers=layers,
+        num_pages=num_pages,
+        page_size=page_size,
+        num_kv_heads=KV_HEADS,
+        head_size=HEAD_SIZE,
+        dtype=jnp.float32,
+    )
+    return jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), pages)
+
+
+def rows(seed: int, nodes: int, layers: int = LAYERS) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(seed)
+    shape = (layers, nodes, KV_HEADS, HEAD_SIZE)
+    return tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(2))
+
+
+def ints(values) -> jax.Array:
+    return jnp.asarray(values, jnp.int32)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_committed_rows_are_gathered_back(page_size):
+    table = ints(np.random.default_rng(0).permutation(2 * (16 // page_size)).reshape(2, -1))
+    pages = pool(table.size, page_size)
+    first, second = rows(1, 9), rows(2, 6)
+    pages = commit_rows(pages, *first, ints([[3, 1, 4, 8, 0], [2, 7, -1, -1, -1]]), table, ints([0, 0]))
+    pages = commit_rows(pages, *second, ints([[5, 0, 1], [2, 4, 3]]), table, ints([5, 2]))
+    for layer in range(LAYERS):
+        for got, a, b in zip(gather_rows(pages, layer, table, 8), first, second, strict=True):
+            np.testing.assert_array_equal(
+                got[0], np.concatenate([a[layer][ints([3, 1, 4, 8, 0])], b[layer][ints([5, 0, 1])]])
+            )
+            np.testing.assert_array_equal(
+                got[1, :5], np.concatenate([a[layer][ints([2, 7])], b[layer][ints([2, 4, 3])]])
+            )
+
+
+def test_nothing_else_is_written():
+    pages = commit_rows(pool(4, 2), *rows(0, 3), ints([[1, -1], [-1, -1]]), ints([[2, 0], [1, 3]]), ints([1, 0]))
+    for got in gather_rows(pages, 1, ints([[0, 1, 2, 3]]), 8):
+        np.testing.assert_array_equal(np.isfinite(got).all((2, 3))[0], [0, 0, 0, 0, 0, 1, 0, 0])
+
+
+def test_entries_after_a_dropped_one_keep_their_position():
+    k, v = rows(0, 2)
+    pages = commit_rows(pool(1, 4), k, v, ints([[1, -1, 0]]), ints([[0]]), ints([0]))
+    got = gather_rows(pages, 0, ints([[0]]), 3)[0][0]
+    np.testing.assert_array_equal(got[0], k[0, 1])
+    np.testing.assert_array_equal(got[2], k[0, 0])
+    assert np.isnan(got[1]).all()
+
+
+def test_a_ring_keeps_the_newest_rows():
+    k, v = rows(0, 7)
+    ring = ints([[1, 0, 1, 0]])  # two pages of 2: position p lies where p - 4 lay
+    pages = commit_rows(pool(2, 2), k, v, ints([range(7)]), ring, ints([0]))
+    got = gather_rows(pages, 0, ring, 7)[0][0]
+    np.testing.assert_array_equal(got[3:], k[0, 3:])
+    np.testing.assert_array_equal(got[2], k[0, 6])
+
+
+def test_a_group_without_layers_commits_nothing():
+    pages = pool(1, 2, layers=0)
+    after = commit_rows(pages, *rows(0, 1, layers=0), ints([[0]]), ints([[0]]), ints([0]))
+    assert after.k.shape == (0, 1, KV_HEADS, HEAD_SIZE, 2)
+
+
+def test_the_pool_s_dtype_is_kept():
+    pages = allocate(
+        num_layers=1, num_pages=1, page_size=2, num_kv_heads=KV_HEADS, head_size=HEAD_SIZE, dtype=jnp.bfloat16
+    )
+    after = commit_rows(pages, *rows(0, 1, layers=1), ints([[0]]), ints([[0]]), ints([0]))
+    assert after.k.dtype == after.v.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("commits", [1, 8])
+def test_a_donated_pool_is_written_in_place(commits):
+    pages = pool(64, 16)
+    table, path = ints(np.arange(64).reshape(2, 32)), ints(np.arange(2 * commits).reshape(2, commits))
+    compiled = (
+        jax.jit(commit_rows, donate_argnums=0)
+        .lower(pages, *rows(0, 2 * commits), path, table, ints([3, 9]))
+        .compile()
+    )
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == pages.k.nbytes + pages.v.nbytes
+    assert memory.temp_size_in_bytes < pages.k.nbytes // 4
+    shapes = [f"f32[{','.join(map(str, leaf.shape))}]" for leaf in (pages.k, pages.v)]
+    copies = [line for line in compiled.as_text().splitlines() if " copy(" in line]
+    assert not [line for line in copies if any(shape in line for shape in shapes)]
+
+
+def test_sizes_below_one_are_refused():
+    with pytest.raises(ValueError, match="page_size: expected at least 1, got 0"):
+        allocate(num_layers=1, num_pages=1, page_size=0, num_kv_heads=1, head_size=1, dtype=jnp.float32)
+
+
+def test_gathering_past_the_table_is_refused():
+    with pytest.raises(ValueError, match="capacity: expected at most 4 rows, got 5"):
+        gather_rows(pool(2, 2), 0, ints([[0, 1]]), 5)
