@@ -33,6 +33,7 @@ class Measurement:
     end_to_end_ratio: float
     counters: Counters
     shares: Mapping[str, float]  # of the round: draft, target, rest
+    host_share: float  # of the round: the part of the rest that is Python between the programs
     identical: bool | None  # greedy tokens equal to plain's; None for plain itself
     looping: tuple[int, ...]  # prompts left out because their text is stuck in a loop
     simulated: bool
@@ -119,7 +120,6 @@ def summarise(
     whole = [run.emitted / run.seconds for run in runs]
     base_speeds = [run.decoded / run.decode_seconds for run in base]
     base_whole = [run.emitted / run.seconds for run in base]
-    total = timings.draft + timings.target + timings.settle
     return Measurement(
         variant=name,
         task=task,
@@ -128,11 +128,8 @@ def summarise(
         ratio=statistics.median(a / b for a, b in zip(speeds, base_speeds, strict=True)),
         end_to_end_ratio=statistics.median(a / b for a, b in zip(whole, base_whole, strict=True)),
         counters=add([r.counters for r in results]),
-        shares={
-            "draft": timings.draft / total,
-            "target": timings.target / total,
-            "rest": timings.settle / total,
-        },
+        shares=timings.shares,
+        host_share=timings.host / timings.total,
         identical=None,
         looping=looping,
         simulated=any(r.simulated for r in results),

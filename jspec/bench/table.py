@@ -17,7 +17,7 @@ def measurement_table(measurements: Sequence[Measurement]) -> Table:
         table.add_column(
             heading, justify="left" if heading in ("task", "variant", "by position") else "right"
         )
-    for heading in ("draft", "target", "rest", "identical"):
+    for heading in ("draft", "target", "rest", "Python", "identical"):
         table.add_column(heading, justify="right")
     for m in measurements:
         table.add_row(
@@ -29,6 +29,7 @@ def measurement_table(measurements: Sequence[Measurement]) -> Table:
             "-" if m.counters.mean_commit_length is None else f"{m.counters.mean_commit_length:.2f}",
             " ".join(f"{p:.2f}" for p in m.counters.acceptance_by_position()) or "-",
             *(f"{m.shares[part]:.0%}" for part in ("draft", "target", "rest")),
+            f"{m.host_share:.1%}",
             {None: "-", True: "yes", False: "NO"}[m.identical],
         )
     return table

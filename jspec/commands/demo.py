@@ -77,12 +77,11 @@ def comparison(rows: list[tuple[str, float, list[Result], Timings]]) -> Table:
         counters: Counters = add([r.counters for r in results])
         speed = counters.emitted / seconds
         base = base or speed
-        total = timings.draft + timings.target + timings.settle
         table.add_row(
             name,
             f"{speed:.1f}",
             f"{speed / base:.2f}x",
             f"{counters.mean_commit_length or 0:.2f}",
-            *(f"{part / total:.0%}" for part in (timings.draft, timings.target, timings.settle)),
+            *(f"{timings.shares[part]:.0%}" for part in ("draft", "target", "rest")),
         )
     return table

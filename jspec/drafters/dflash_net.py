@@ -28,6 +28,20 @@ class DFlashConfig:
     is_causal: bool | None = None  # inside the block; None = window layers are, full layers are not
     own_embedding: bool = False  # else it reads the target's
 
+    def __post_init__(self) -> None:
+        if self.block_size < 2:
+            raise ValueError(f"block_size: expected at least 2 (anchor and one mask), got {self.block_size}")
+        if not 0 <= self.mask_token_id < self.decoder.vocab_size:
+            raise ValueError(
+                f"mask_token_id: expected 0 to {self.decoder.vocab_size - 1}, got {self.mask_token_id}"
+            )
+        if not self.target_layer_ids or min(self.target_layer_ids) < -1:
+            raise ValueError(f"target_layer_ids: expected some ids from -1 on, got {self.target_layer_ids}")
+        if not self.decoder.query_key_norm:
+            raise ValueError(
+                "query_key_norm: expected True, got False; DFlash layers norm their queries and keys"
+            )
+
     @property
     def identity(self) -> str:
         """What it is and what it was trained for, to name it in refusals."""
@@ -88,6 +102,7 @@ class DFlashNet(nnx.Module):
             key_bias = None if attention.key_bias is None else attention.key_bias[...]
             value_bias = None if attention.value_bias is None else attention.value_bias[...]
             k = project(context, attention.key[...], key_bias).reshape(shape)
+            assert attention.key_norm is not None
             keys.append(rotate(rms_norm(k, attention.key_norm[...], decoder.norm_eps), *turn))
             values.append(project(context, attention.value[...], value_bias).reshape(shape))
         return jnp.stack(keys), jnp.stack(values)

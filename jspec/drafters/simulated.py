@@ -35,7 +35,7 @@ class Simulated:
     """See `simulated`. It has no parameters and needs no features."""
 
     draft_length: int
-    mean: float | None
+    mean: float | int | None
     accept_lengths: tuple[int, ...]
     seed: int
     name: str = "simulated"
@@ -129,7 +129,7 @@ class Simulated:
 def simulated(
     *,
     draft_length: int,
-    mean_accept_length: float | None = None,
+    mean_accept_length: float | int | None = None,
     accept_lengths: Sequence[int] | None = None,
     seed: int = 0,
 ) -> Simulated:
@@ -153,12 +153,16 @@ def simulated(
         raise ValueError(
             f"draft_length: expected at least 1, got {draft_length}; use plain() to propose nothing"
         )
-    if (mean_accept_length is None) == (accept_lengths is None):
+    forced: list[float]
+    if accept_lengths is not None and mean_accept_length is None:
+        forced = list(accept_lengths)
+    elif mean_accept_length is not None and accept_lengths is None:
+        forced = [mean_accept_length]
+    else:
         raise ValueError(
             f"accept_lengths: expected either mean_accept_length or accept_lengths, got {mean_accept_length} "
             f"and {accept_lengths}; pass one of them"
         )
-    forced = [mean_accept_length] if accept_lengths is None else list(accept_lengths)
     if not forced:
         raise ValueError(
             "accept_lengths: expected at least one length, got none; pass (0,) to accept nothing"

@@ -487,6 +487,20 @@ def test_params_of_another_drafter_are_refused():
         Engine(dflash(config()), weights(config(kinds=("full",))))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(block_size=1), "block_size: expected at least 2"),
+        (dict(mask_token_id=16), "mask_token_id: expected 0 to 15, got 16"),
+        (dict(target_layer_ids=()), "target_layer_ids: expected some ids"),
+        (dict(target_layer_ids=(-2,)), "target_layer_ids: expected some ids from -1 on"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(config(), **change)
+
+
 @pytest.mark.parametrize("length", [0, 5])
 def test_draft_length_must_fit_the_block(length):
     with pytest.raises(ValueError, match=rf"draft_length: expected 1 to 4 .* got {length}"):

@@ -50,7 +50,9 @@ def test_committed_rows_are_gathered_back(page_size):
 
 
 def test_nothing_else_is_written():
-    pages = commit_rows(pool(4, 2), *rows(0, 3), ints([[1, -1], [-1, -1]]), ints([[2, 0], [1, 3]]), ints([1, 0]))
+    pages = commit_rows(
+        pool(4, 2), *rows(0, 3), ints([[1, -1], [-1, -1]]), ints([[2, 0], [1, 3]]), ints([1, 0])
+    )
     for got in gather_rows(pages, 1, ints([[0, 1, 2, 3]]), 8):
         np.testing.assert_array_equal(np.isfinite(got).all((2, 3))[0], [0, 0, 0, 0, 0, 1, 0, 0])
 
