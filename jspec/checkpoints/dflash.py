@@ -5,22 +5,24 @@ strictness; what DFlash adds stands at the top level or under `dflash_config`.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jspec.checkpoints.hf_config import config_from_hf
 from jspec.checkpoints.hf_target import hf_plan, read_json
-from jspec.checkpoints.leaves import Origin, TensorFile
+from jspec.checkpoints.leaves import Origin, Plan, TensorFile, check_tensors, read_leaves
 from jspec.checkpoints.safetensors_files import open_safetensors
-from jspec.drafters.dflash import DFlash, Params, dflash, dflash_leaves
+from jspec.drafters.dflash import DFlash, dflash, dflash_leaves
 from jspec.drafters.dflash_net import DFlashConfig
+from jspec.net import Params
 from jspec.targets.config import DecoderConfig
+from jspec.targets.decoder import decoder_units
 
 ARCHITECTURE = "DFlashDraftModel"
 # Keys of DFlash itself, and keys that other methods added to the format: their maths is not here.
@@ -35,8 +37,13 @@ _ALIASES = {
     "encoder.fc.weight": "fc.weight",
     "encoder.output_norm_enc.weight": "hidden_norm.weight",
 }
-_OUTER = {"fc": "fc.weight", "hidden_norm": "hidden_norm.weight", "norm": "norm.weight"}
-_EMBEDDING = "embed_tokens.weight"
+# Leaf -> tensor, outside of the layers.
+_OUTER = {
+    "fc": Origin(name="fc.weight", transposed=True),
+    "hidden_norm": Origin(name="hidden_norm.weight"),
+    "norm": Origin(name="norm.weight"),
+    "embedding": Origin(name="embed_tokens.weight"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,13 +54,16 @@ class LoadedDrafter:
     params: Params
 
 
-def load_dflash(path: str | Path, dtype: DTypeLike, draft_length: int | None = None) -> LoadedDrafter:
+def load_dflash(
+    path: str | Path, dtype: DTypeLike, draft_length: int | None = None, mesh: Mesh | None = None
+) -> LoadedDrafter:
     """Loads a DFlash drafter from a folder.
 
     Args:
       path: folder with config.json and safetensors files.
       dtype: of the weights; norms stay float32.
       draft_length: see `jspec.drafters.dflash.dflash`.
+      mesh: splits weights by `jspec.sharding`, as the target's; None = the default device.
 
     Raises:
       ValueError: naming the file and the key or tensor that is missing, unknown, damaged or not
@@ -61,31 +71,35 @@ def load_dflash(path: str | Path, dtype: DTypeLike, draft_length: int | None = N
     """
     path = Path(path)
     values = read_json(path / "config.json")
-    return dflash_from_tensors(values, open_safetensors(path), dtype, draft_length)
+    return dflash_from_tensors(values, open_safetensors(path), dtype, draft_length, mesh)
 
 
 def dflash_from_tensors(
-    values: Mapping[str, Any], file: TensorFile, dtype: DTypeLike, draft_length: int | None = None
+    values: Mapping[str, Any],
+    file: TensorFile,
+    dtype: DTypeLike,
+    draft_length: int | None = None,
+    mesh: Mesh | None = None,
 ) -> LoadedDrafter:
     """Builds a drafter from a parsed config.json and its open weights; see `load_dflash`."""
     try:
         own, decoder = read_config(values)
     except ValueError as error:
         raise ValueError(f"config.json for {file.where}: {error}") from error
-    tensors = _Tensors.of(file, decoder)
+    origins = _origins(decoder)
+    tensors = _Tensors.of(file, decoder, {origin.name for origin in origins.values()})
     config = DFlashConfig(
         decoder=decoder,
         target_hidden_size=_target_hidden_size(tensors, len(own["target_layer_ids"])),
-        own_embedding=_EMBEDDING in tensors.shapes,
+        own_embedding=origins["embedding"].name in tensors.shapes,
         **own,
     )
     drafter = dflash(config, draft_length=draft_length)
-    origins = _origins(config)
-    _check(config, origins, tensors)
     leaves = dflash_leaves(config, jnp.dtype(dtype))
+    plan = Plan(origins={leaf.path: origins[leaf.path] for leaf in leaves})
+    check_tensors(config.identity, leaves, plan, tensors)
     return LoadedDrafter(
-        drafter=drafter,
-        params=tuple(_place(tensors.read(origins[leaf.path]), leaf.dtype) for leaf in leaves),
+        drafter=drafter, params=read_leaves(leaves, plan, tensors, decoder_units(decoder), mesh)
     )
 
 
@@ -177,117 +191,84 @@ def _is_int(value: Any, low: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Tensors:
-    """The tensors under one name each: no `model.` prefix, no aliases, no fused projections."""
+    """A `TensorFile` of the known tensors under one name each: no `model.` prefix, no aliases, nothing fused.
+
+    What nobody knows keeps the name that it is stored under.
+    """
 
     file: TensorFile
-    places: Mapping[str, tuple[str, int, int]]  # name -> tensor in the file and its rows
+    places: Mapping[str, tuple[str, slice]]  # name -> tensor in the file and its rows
     shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, file: TensorFile, decoder: DecoderConfig) -> "_Tensors":
+    def of(cls, file: TensorFile, decoder: DecoderConfig, known: Set[str]) -> "_Tensors":
         query, key = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
         parts = {
-            "self_attn.qkv_proj": (("q_proj", query), ("k_proj", key), ("v_proj", key)),
-            "mlp.gate_up_proj": (
+            "qkv_proj": (("q_proj", query), ("k_proj", key), ("v_proj", key)),
+            "gate_up_proj": (
                 ("gate_proj", decoder.intermediate_size),
                 ("up_proj", decoder.intermediate_size),
             ),
         }
-        places: dict[str, tuple[str, int, int]] = {}
+        places: dict[str, tuple[str, slice]] = {}
         shapes: dict[str, tuple[int, ...]] = {}
 
-        def add(name: str, stored: str, start: int, rows: int) -> None:
+        def add(name: str, stored: str, rows: slice, shape: tuple[int, ...]) -> None:
             if name in places:
                 raise ValueError(
                     f"{file.where}: expected one tensor for {name!r}, got {places[name][0]!r} and {stored!r}"
                 )
-            places[name] = (stored, start, start + rows)
-            shapes[name] = (rows, *file.shapes[stored][1:])
+            places[name], shapes[name] = (stored, rows), shape
 
         for stored, shape in file.shapes.items():
             name = stored.removeprefix("model.")
             name = _ALIASES.get(name, name)
-            block, _, kind = name.rpartition(".")
-            fused = next((f for f in parts if block.endswith(f)), None)
-            if fused is None:
-                add(name, stored, 0, shape[0] if shape else 0)
+            owner, _, last = name.rpartition(".")[0].rpartition(".")
+            names = [f"{owner}.{part}.{name.rpartition('.')[2]}" for part, _ in parts.get(last, ())]
+            if not names or not known.issuperset(names):
+                add(name if name in known else stored, stored, slice(None), shape)
                 continue
-            total = sum(rows for _, rows in parts[fused])
+            total = sum(rows for _, rows in parts[last])
             if not shape or shape[0] != total:
-                inside = ", ".join(f"{part} {rows}" for part, rows in parts[fused])
+                inside = ", ".join(f"{part} {rows}" for part, rows in parts[last])
                 raise ValueError(
                     f"{file.where}: expected {total} rows in tensor {stored!r} ({inside}), "
                     f"got shape {list(shape)}; config and weights do not belong together"
                 )
-            start, owner = 0, block.rpartition(".")[0]
-            for part, rows in parts[fused]:
-                add(f"{owner}.{part}.{kind}", stored, start, rows)
+            start = 0
+            for name, (_, rows) in zip(names, parts[last], strict=True):
+                add(name, stored, slice(start, start + rows), (rows, *shape[1:]))
                 start += rows
         return cls(file, places, shapes)
 
-    def read(self, origin: Origin) -> np.ndarray:
-        stored, start, stop = self.places[origin.name]
-        values = self.file.read(stored)[start:stop]
-        return values.T if origin.transposed else values
+    @property
+    def where(self) -> str:
+        return self.file.where
+
+    def check_type(self, name: str) -> None:
+        self.file.check_type(self.places[name][0])
+
+    def read(self, name: str) -> np.ndarray:
+        stored, rows = self.places[name]
+        return self.file.read(stored)[rows]
 
 
 def _target_hidden_size(tensors: _Tensors, num_states: int) -> int:
     shape = tensors.shapes.get("fc.weight", ())
     if len(shape) != 2 or shape[1] % num_states:
         raise ValueError(
-            f"{tensors.file.where}: expected 'fc.weight' of shape [hidden, {num_states} x target's hidden], "
+            f"{tensors.where}: expected 'fc.weight' of shape [hidden, {num_states} x target's hidden], "
             f"as there are {num_states} target_layer_ids, got {list(shape) or 'none'}; "
             "config and weights do not belong together"
         )
     return shape[1] // num_states
 
 
-def _origins(config: DFlashConfig) -> dict[str, Origin]:
-    """Which tensor every leaf comes from."""
-    layers = hf_plan(config.decoder, ()).origins
-    origins = {}
-    for leaf in dflash_leaves(config, jnp.dtype(jnp.float32)):
-        if leaf.path == "embedding":
-            origins[leaf.path] = Origin(name=_EMBEDDING)
-        elif leaf.path in _OUTER:
-            origins[leaf.path] = Origin(name=_OUTER[leaf.path], transposed=len(leaf.axes) == 2)
-        else:
-            origin = layers[leaf.path]
-            origins[leaf.path] = dataclasses.replace(origin, name=origin.name.removeprefix("model."))
-    return origins
-
-
-def _check(config: DFlashConfig, origins: Mapping[str, Origin], tensors: _Tensors) -> None:
-    """Accounts for every tensor before any is read."""
-    where = tensors.file.where
-    names = {origin.name for origin in origins.values()}
-    missing = sorted(names - set(tensors.shapes))
-    if missing:
-        raise ValueError(
-            f"{where}: expected tensor {missing[0]!r}{_more(missing)}, got none; the checkpoint is "
-            f"incomplete or its config is not this drafter's ({config.identity})"
-        )
-    unknown = sorted(tensors.places[name][0] for name in set(tensors.shapes) - names)
-    if unknown:
-        raise ValueError(
-            f"{where}: expected no tensor {unknown[0]!r}{_more(unknown)}; its config describes a drafter "
-            f"without it ({config.identity})"
-        )
-    for leaf in dflash_leaves(config, jnp.dtype(jnp.float32)):
-        origin = origins[leaf.path]
-        expected = leaf.shape[::-1] if origin.transposed else leaf.shape
-        if tensors.shapes[origin.name] != expected:
-            raise ValueError(
-                f"{where}: expected shape {list(expected)} for tensor {origin.name!r}, "
-                f"got {list(tensors.shapes[origin.name])}; config and weights do not belong together"
-            )
-        tensors.file.check_type(tensors.places[origin.name][0])
-
-
-def _place(values: np.ndarray, dtype: jnp.dtype) -> jax.Array:
-    # A fresh array: the device may keep it as it is, and it must not be the file's memory.
-    return jax.device_put(np.array(values, dtype=dtype, order="C"))
-
-
-def _more(names: Sequence[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+def _origins(decoder: DecoderConfig) -> dict[str, Origin]:
+    """Which tensor every leaf comes from that a drafter with these layers may have."""
+    layers = {
+        path: dataclasses.replace(origin, name=origin.name.removeprefix("model."))
+        for path, origin in hf_plan(decoder, ()).origins.items()
+        if path.startswith("layers.")
+    }
+    return layers | _OUTER

@@ -1,4 +1,4 @@
-"""From named tensors in a file to the leaves of a decoder: accounting first, then one leaf at a time."""
+"""From named tensors in a file to the leaves of a module: accounting first, then one leaf at a time."""
 
 import dataclasses
 import re
@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jspec.net import Leaf, Params
 from jspec.sharding import leaf_sharding
-from jspec.targets.config import DecoderConfig
-from jspec.targets.decoder import Leaf, Params, decoder_leaves
 
 Transform = Callable[[np.ndarray], np.ndarray]
 
@@ -51,15 +49,21 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a checkpoint becomes a decoder's leaves."""
+    """How a checkpoint becomes a module's leaves."""
 
     origins: Mapping[str, Origin]  # by leaf path
     copies: Sequence[tuple[str, str]] = ()  # tensors that may be there if equal to another one
     ignored: str = r"(?!)"  # pattern of tensors that the maths does not need
 
 
-def check_tensors(config: DecoderConfig, plan: Plan, file: TensorFile) -> None:
+def check_tensors(identity: str, leaves: Sequence[Leaf], plan: Plan, file: TensorFile) -> None:
     """Accounts for every tensor before any is read.
+
+    Args:
+      identity: names what the config describes in errors.
+      leaves: what is wanted, of any dtype.
+      plan: where it comes from.
+      file: all of its tensors have to be asked for, ignored or copies.
 
     Raises:
       ValueError: on a missing tensor, one that nothing asks for, or one of another shape.
@@ -69,16 +73,16 @@ def check_tensors(config: DecoderConfig, plan: Plan, file: TensorFile) -> None:
     if missing:
         raise ValueError(
             f"{file.where}: expected tensor {missing[0]!r}{_more(missing)}, got none; "
-            f"the checkpoint is incomplete or its config is not this model's ({config.identity})"
+            f"the checkpoint is incomplete or its config is not this model's ({identity})"
         )
     allowed = names | {copy for copy, _ in plan.copies}
     unknown = sorted(n for n in file.shapes if n not in allowed and not re.search(plan.ignored, n))
     if unknown:
         raise ValueError(
             f"{file.where}: expected no tensor {unknown[0]!r}{_more(unknown)}; "
-            f"its config describes a model without it ({config.identity})"
+            f"its config describes a model without it ({identity})"
         )
-    for leaf in decoder_leaves(config, jnp.dtype(jnp.float32)):
+    for leaf in leaves:
         origin = plan.origins[leaf.path]
         expected = leaf.shape[::-1] if origin.transposed else leaf.shape
         if file.shapes[origin.name] != expected:
@@ -96,16 +100,20 @@ def check_tensors(config: DecoderConfig, plan: Plan, file: TensorFile) -> None:
 
 
 def read_leaves(
-    config: DecoderConfig, plan: Plan, file: TensorFile, dtype: jnp.dtype, mesh: Mesh | None
+    leaves: Sequence[Leaf], plan: Plan, file: TensorFile, units: Mapping[str, int], mesh: Mesh | None
 ) -> Params:
-    """Streams all leaves to their dtype and devices; at no time is more than one leaf held twice."""
-    units = {
-        "vocabulary": config.vocab_size,
-        "heads": config.num_heads,
-        "kv_heads": config.num_kv_heads,
-        "mlp": config.intermediate_size,
-    }
-    leaves = decoder_leaves(config, dtype)
+    """Streams all leaves to their dtype and devices; at no time is more than one leaf held twice.
+
+    Args:
+      leaves: what is wanted, in the dtypes that it is wanted in.
+      plan: where it comes from.
+      file: checked by `check_tensors`.
+      units: see `jspec.sharding.leaf_sharding`.
+      mesh: splits the leaves; None = the default device.
+
+    Raises:
+      ValueError: if the mesh cannot split them.
+    """
     shardings = [None if mesh is None else leaf_sharding(leaf.axes, units, mesh) for leaf in leaves]
     return tuple(
         _place(_values(plan.origins[leaf.path], file), leaf, sharding)

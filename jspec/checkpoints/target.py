@@ -11,8 +11,9 @@ from jspec.checkpoints.hf_config import config_from_hf
 from jspec.checkpoints.hf_target import hf_plan, read_json, special_ids
 from jspec.checkpoints.leaves import check_tensors, read_leaves
 from jspec.checkpoints.safetensors_files import open_safetensors
+from jspec.net import Params
 from jspec.targets.config import DecoderConfig
-from jspec.targets.decoder import DecoderTarget, Params
+from jspec.targets.decoder import DecoderTarget, decoder_leaves, decoder_units
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -70,10 +71,11 @@ def load_target(
     else:
         raise ValueError(f"path: expected a model's folder or a .gguf file, got {path}; check that it exists")
     config = _limited(config, max_context)
-    check_tensors(config, plan, file)
+    leaves = decoder_leaves(config, jnp.dtype(dtype))
+    check_tensors(config.identity, leaves, plan, file)
     return LoadedTarget(
         target=DecoderTarget(config),
-        params=read_leaves(config, plan, file, jnp.dtype(dtype), mesh),
+        params=read_leaves(leaves, plan, file, decoder_units(config), mesh),
         eos_ids=eos_ids,
         bos_id=bos_id,
         source=path,

@@ -5,18 +5,16 @@ so its state is a function of the committed tokens and nothing is ever recompute
 """
 
 import dataclasses
-import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jspec.coins import coupled_noise
 from jspec.drafters.dflash_net import DFlashConfig, DFlashNet
 from jspec.drafters.protocol import Committed, Text
 from jspec.features import layer_outputs
+from jspec.net import Leaf, Params, net_of
 from jspec.round import OneHot, Proposal, chain_parents
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of
@@ -24,37 +22,10 @@ from jspec.targets.view import TargetView
 from jspec.vocabulary import argmax
 from pallas_kernels.attention.pages import Pages, allocate, commit_rows
 
-Params = tuple[Array, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Leaf:
-    """One array of a drafter's parameters."""
-
-    path: str  # "layers.1.attention.key"
-    shape: tuple[int, ...]
-    dtype: jnp.dtype
-    axes: tuple[str, ...]  # logical name of each axis
-
-
-@functools.cache
-def _abstract(config: DFlashConfig, dtype: jnp.dtype) -> tuple[Any, Any, tuple[Leaf, ...]]:
-    graph, state = nnx.split(nnx.eval_shape(lambda: DFlashNet(config, dtype)))
-    leaves = tuple(
-        Leaf(
-            path=".".join(str(part) for part in path),
-            shape=variable.get_value().shape,
-            dtype=variable.get_value().dtype,
-            axes=variable.get_metadata("axes"),
-        )
-        for path, variable in nnx.to_flat_state(state)
-    )
-    return graph, jax.tree.structure(state), leaves
-
 
 def dflash_leaves(config: DFlashConfig, dtype: jnp.dtype) -> tuple[Leaf, ...]:
     """The arrays that a `DFlash` drafter's params hold, in their order; norms stay float32."""
-    return _abstract(config, jnp.dtype(dtype))[2]
+    return net_of(DFlashNet, config, dtype).leaves
 
 
 def dflash_net(config: DFlashConfig, params: Params) -> DFlashNet:
@@ -63,13 +34,7 @@ def dflash_net(config: DFlashConfig, params: Params) -> DFlashNet:
     Raises:
       ValueError: if they are not as many as the config needs.
     """
-    graph, tree, leaves = _abstract(config, jnp.dtype(jnp.float32))
-    if len(params) != len(leaves):
-        raise ValueError(
-            f"params: expected {len(leaves)} arrays for ({config.identity}), got {len(params)}; "
-            "pass the ones that load_dflash returned with this drafter"
-        )
-    return nnx.merge(graph, jax.tree.unflatten(tree, params))
+    return net_of(DFlashNet, config, jnp.dtype(jnp.float32)).module(params)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

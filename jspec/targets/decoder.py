@@ -1,16 +1,14 @@
 """Decoder-only targets: Llama, Qwen2, Qwen3 and Gemma 3 text models as one set of pure functions."""
 
 import dataclasses
-import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jspec.cache import Cache, GroupLayout, Pending
 from jspec.features import check_names
+from jspec.net import Leaf, Params, net_of
 from jspec.round import Nodes
 from jspec.targets.config import DecoderConfig, LayerKind
 from jspec.targets.layers import Decoder
@@ -18,46 +16,20 @@ from jspec.targets.rope import Rope, rotation
 from jspec.targets.target import Hidden
 from pallas_kernels.attention.sight import causal_sight
 
-Params = tuple[Array, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Leaf:
-    """One array of a decoder's parameters."""
-
-    path: str  # "layers.3.attention.query"
-    shape: tuple[int, ...]
-    dtype: jnp.dtype
-    axes: tuple[str, ...]  # logical name of each axis
-
-
-@dataclasses.dataclass(frozen=True)
-class _Structure:
-    graph: Any
-    tree: Any
-
-    def module(self, params: Params) -> Decoder:
-        return nnx.merge(self.graph, jax.tree.unflatten(self.tree, params))
-
-
-@functools.cache
-def _abstract(config: DecoderConfig, dtype: jnp.dtype) -> tuple[_Structure, tuple[Leaf, ...]]:
-    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
-    leaves = tuple(
-        Leaf(
-            path=".".join(str(part) for part in path),
-            shape=variable.get_value().shape,
-            dtype=variable.get_value().dtype,
-            axes=variable.get_metadata("axes"),
-        )
-        for path, variable in nnx.to_flat_state(state)
-    )
-    return _Structure(graph, jax.tree.structure(state)), leaves
-
 
 def decoder_leaves(config: DecoderConfig, dtype: jnp.dtype) -> tuple[Leaf, ...]:
     """The arrays that a `DecoderTarget`'s params hold, in their order; norms stay float32."""
-    return _abstract(config, jnp.dtype(dtype))[1]
+    return net_of(Decoder, config, dtype).leaves
+
+
+def decoder_units(config: DecoderConfig) -> dict[str, int]:
+    """How many indivisible pieces each logical axis has that a mesh may split: heads, not features of heads."""
+    return {
+        "vocabulary": config.vocab_size,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "mlp": config.intermediate_size,
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +153,4 @@ class DecoderTarget:
         return self._module(params).logits(hidden)
 
     def _module(self, params: Params) -> Decoder:
-        structure, leaves = _abstract(self.config, jnp.dtype(jnp.float32))
-        if len(params) != len(leaves):
-            raise ValueError(f"params: expected {len(leaves)} arrays of {self.identity}, got {len(params)}")
-        return structure.module(params)
+        return net_of(Decoder, self.config, jnp.dtype(jnp.float32)).module(params)

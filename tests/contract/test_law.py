@@ -103,11 +103,12 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("name", SETTINGS)
+# Drafters that propose the greedy line, right or wrong, differ in nothing that the other settings touch.
+CASES = [(d, s) for d in DRAFTERS for s in SETTINGS if s == "temperature" or d not in ("cut1", "cut2", "anti")]
+
+
+@pytest.mark.parametrize(("drafter", "name"), CASES)
 def test_joint_law_of_three_tokens(drafter, name):
-    if drafter in ("cut1", "cut2", "anti") and name != "temperature":
-        pytest.skip("differs from oracle in nothing that these settings touch")
     settings = SETTINGS[name]
     counts = sampled_counts(wide(drafter), settings)
     assert abs(z_score(counts, joint(settings), REQUESTS)) < 4

@@ -14,14 +14,19 @@ from jspec.sharding import leaf_sharding, make_mesh
 TESTS = Path(__file__).parents[1]
 
 SCRIPT = textwrap.dedent("""
+    import json
     import sys
     from pathlib import Path
 
     import jax
     import numpy as np
+    from conformance.dflash_cases import Weights
+    from safetensors.numpy import load_file
     from target_chain import run_chain
 
+    from jspec.checkpoints.dflash import dflash_from_tensors
     from jspec.checkpoints.target import load_target
+    from jspec.drafters.dflash import dflash_leaves, dflash_net
     from jspec.sharding import make_mesh
     from jspec.targets.decoder import decoder_leaves
 
@@ -41,6 +46,24 @@ SCRIPT = textwrap.dedent("""
         one = run_chain(whole.target, whole.params, ids, [12, 12])
         two = run_chain(split.target, split.params, ids, [12, 12])
         np.testing.assert_allclose(two.logits, one.logits, atol=3e-5)
+
+    cases = Path(sys.argv[2])
+    values = json.loads((cases / "f_configs.json").read_text())["dflash"]
+    arrays = load_file(cases / "f_dflash.safetensors").items()
+    weights = Weights(where="f_dflash", arrays={k.removeprefix("w."): v for k, v in arrays if k[:2] == "w."})
+    whole = dflash_from_tensors(values, weights, "float32")
+    split = dflash_from_tensors(values, weights, "float32", mesh=make_mesh(tensor=2))
+    leaves = dflash_leaves(whole.drafter.config, "float32")
+    for leaf, one, two in zip(leaves, whole.params, split.params, strict=True):
+        np.testing.assert_array_equal(one, two, err_msg=leaf.path)
+        parts = 2 if {"heads", "kv_heads", "mlp"} & set(leaf.axes) else 1
+        assert two.addressable_shards[0].data.size * parts == one.size, leaf
+    features = np.linspace(-1, 1, 3 * leaves[0].shape[0], dtype=np.float32).reshape(3, -1)
+    one, two = (
+        dflash_net(loaded.drafter.config, loaded.params).context_rows(features, np.arange(3))
+        for loaded in (whole, split)
+    )
+    np.testing.assert_allclose(two, one, atol=3e-5)
 
     try:
         load_target(folder / "llama_plain", dtype="float32", mesh=make_mesh(tensor=3))
@@ -64,7 +87,13 @@ def test_meshes_that_cannot_be_are_refused():
 
 def test_a_sharded_target_equals_the_whole_one():
     result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(TESTS / "data" / "targets")],
+        [
+            sys.executable,
+            "-c",
+            SCRIPT,
+            str(TESTS / "data" / "targets"),
+            str(TESTS / "conformance" / "cases" / "serve"),
+        ],
         env=os.environ
         | {
             "XLA_FLAGS": "--xla_force_host_platform_device_count=4",

@@ -230,6 +230,14 @@ def without(name: str) -> dict[str, np.ndarray]:
             "expected no tensor 'lm_head.weight'",
         ),
         (
+            prefixed(tensors() | {"lm_head.weight": np.ones((VOCABULARY, HIDDEN))}),
+            "expected no tensor 'model.lm_head.weight';",
+        ),
+        (
+            fused(tensors()) | {"layers.0.self_attn.qkv_proj.bias": np.ones(16)},
+            "expected no tensor 'layers.0.self_attn.qkv_proj.bias';",
+        ),
+        (
             tensors() | {"layers.0.self_attn.k_proj.weight": np.ones((8, HIDDEN))},
             r"expected shape \[4, 8\] for tensor 'layers.0.self_attn.k_proj.weight', got \[8, 8\]",
         ),
@@ -247,7 +255,18 @@ def without(name: str) -> dict[str, np.ndarray]:
             r"expected shape \[10, 8\] for tensor 'embed_tokens.weight', got \[11, 8\]",
         ),
     ],
-    ids=["missing", "no fc", "own head", "wrong shape", "fc width", "fused rows", "twice", "embedding"],
+    ids=[
+        "missing",
+        "no fc",
+        "own head",
+        "prefixed head",
+        "fused bias",
+        "wrong shape",
+        "fc width",
+        "fused rows",
+        "twice",
+        "embedding",
+    ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path, arrays, message):
     arrays = {name: array.astype(np.float32) for name, array in arrays.items()}

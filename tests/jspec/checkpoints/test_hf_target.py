@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from jspec.checkpoints.hf_target import hf_plan
 from jspec.checkpoints.leaves import read_leaves
 from jspec.checkpoints.target import load_target
-from jspec.targets.decoder import decoder_leaves
+from jspec.targets.decoder import decoder_leaves, decoder_units
 
 FOLDER = Path(__file__).parents[2] / "data" / "targets"
 
@@ -293,7 +293,13 @@ def test_loaded_weights_are_copies():
         arrays.append(aligned(shape))
         return arrays[-1]
 
-    params = read_leaves(config, plan, Memory(config, plan, make), jnp.dtype("float32"), None)
+    params = read_leaves(
+        decoder_leaves(config, jnp.dtype("float32")),
+        plan,
+        Memory(config, plan, make),
+        decoder_units(config),
+        None,
+    )
     for array in arrays:
         array[...] = 1
 
@@ -311,6 +317,12 @@ def test_only_one_leaf_is_in_memory_besides_the_loaded_ones():
         alive.append(weakref.ref(values))
         return values
 
-    read_leaves(config, plan, Memory(config, plan, make), jnp.dtype("float32"), None)
+    read_leaves(
+        decoder_leaves(config, jnp.dtype("float32")),
+        plan,
+        Memory(config, plan, make),
+        decoder_units(config),
+        None,
+    )
 
     assert len(alive) == len(plan.origins)

@@ -8,10 +8,11 @@ from jspec.decode import Method, Models
 from jspec.drafters.dflash import dflash, dflash_leaves, dflash_net
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.engine import Engine
+from jspec.net import Leaf
 from jspec.round import Nodes
 from jspec.settings import Settings
 from jspec.targets.config import DecoderConfig, LayerKind
-from jspec.targets.decoder import DecoderTarget, Leaf, decoder_leaves
+from jspec.targets.decoder import DecoderTarget, decoder_leaves
 from jspec.targets.rope import Rope
 from pallas_kernels.attention.pages import gather_rows
 
