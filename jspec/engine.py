@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from jspec.targets.view import TargetView
 from jspec.text.output import Output
 from jspec.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -104,7 +104,8 @@ class Engine:
         self.eos_ids = tuple(eos_ids)
         self.max_slots = max_slots
         self.max_context = target.max_context if max_context is None else max_context
-        self._check_sizes(chunks)
+        self._check_sizes(chunks, page_size, cache_tokens)
+        self.page_size, self.cache_tokens = page_size, cache_tokens
         self.max_stop_ids = max_stop_ids
         self.ladder = Ladder(max_slots=max_slots, draft_length=drafter.draft_length, chunks=tuple(chunks))
         self.programs = Programs(method)
@@ -133,7 +134,7 @@ class Engine:
             slots=empty_slots(max_slots, self.max_context, target.vocab_size, max_stop_ids),
         )
 
-    def _check_sizes(self, chunks: Sequence[int]) -> None:
+    def _check_sizes(self, chunks: Sequence[int], page_size: int, cache_tokens: int | None) -> None:
         limit = self.method.target.max_context
         if not 2 <= self.max_context <= limit:
             raise ValueError(
@@ -141,6 +142,18 @@ class Engine:
             )
         if self.max_slots < 1:
             raise ValueError(f"max_slots: expected at least 1, got {self.max_slots}; raise it")
+        if page_size < 1:
+            raise ValueError(
+                f"page_size: expected at least 1, got {page_size}; use a power of two such as 64"
+            )
+        if cache_tokens is not None and cache_tokens < 1:
+            raise ValueError(f"cache_tokens: expected at least 1, got {cache_tokens}; raise it")
+        most = self.method.target.vocab_size
+        if not 0 <= self.method.max_log_probs <= most:
+            raise ValueError(
+                f"max_log_probs: expected 0 to the vocabulary size {most}, got {self.method.max_log_probs}; "
+                "lower it"
+            )
         if not chunks or list(chunks) != sorted(set(chunks)) or chunks[0] < 1:
             raise ValueError(f"chunks: expected ascending positive sizes, got {tuple(chunks)}; sort them")
 
@@ -183,10 +196,23 @@ class Engine:
         return self._run(self._requests(prompts, settings), None)
 
     def warm_up(self, *, prompt_lengths: Sequence[int] = (1,), lanes: int = 1) -> None:
-        """Compiles the programs for prompts of these lengths and `lanes` requests at a time."""
+        """Compiles every program for prompts of these lengths and up to `lanes` requests at a time.
+
+        The rounds that it runs have no request in any lane, so they change nothing.
+
+        Raises:
+          ValueError: more lanes than slots.
+        """
+        buckets = set()
         for length in prompt_lengths:
-            ids = [int(self._rng.integers(self.method.target.vocab_size))] * max(length, 1)
-            self.generate([ids] * lanes, Settings(max_tokens=2, ignore_eos=True))
+            for remaining in range(length, 0, -(self.ladder.chunks[-1] + 1)):
+                buckets.add(self.ladder.prefill(remaining))
+        for count in range(1, lanes + 1):
+            for drafts in range(count * self.ladder.draft_length + 1):
+                buckets.add(self.ladder.decode(count, [drafts]))
+        for bucket in sorted(buckets):
+            self._round(bucket, [], None)
+        self.generate([[0]], Settings(max_tokens=1, seed=0))  # the programs that admit and halt
 
     # -- intake -------------------------------------------------------------------------------
 
@@ -221,7 +247,7 @@ class Engine:
                 f"prompts[{index}]: expected at most {self.max_context - 1} tokens, got {len(ids)}; "
                 "shorten the prompt or raise max_context"
             )
-        limit = min(len(ids) + settings.max_tokens, self.max_context)
+        limit = min(len(ids) + int(settings.max_tokens), self.max_context)
         if not self._pool.can_ever_hold(limit):
             raise ValueError(
                 f"prompts[{index}]: expected at most {self._pool.num_pages[0] * self._pool.page_size} tokens with "
@@ -250,6 +276,11 @@ class Engine:
         )
 
     def _prompt_ids(self, index: int, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes):
+            raise ValueError(
+                f"prompts[{index}]: expected text, ids or chat messages, got {type(prompt).__name__}; "
+                "pass one of these, or a list of them"
+            )
         if not isinstance(prompt, str) and all(isinstance(item, (int, np.integer)) for item in prompt):
             return [int(item) for item in prompt]  # type: ignore[arg-type]
         if self.tokenizer is None:
@@ -267,8 +298,10 @@ class Engine:
             while waiting or running:
                 self._admit(waiting, running)
                 if not running:
+                    tokens = self._pool.free_pages[0] * self._pool.page_size
                     raise RuntimeError(
-                        f"engine: expected a free slot, got none of {self.max_slots}; finish or close other streams"
+                        f"prompts[{waiting[0].index}]: expected a free slot and cache for {waiting[0].limit} tokens, "
+                        f"got {len(self._free_slots)} slots and {tokens} tokens; finish or close other streams"
                     )
                 prefilling = next((r for r in running.values() if r.prefilling), None)
                 if prefilling is not None:
@@ -301,15 +334,15 @@ class Engine:
             tokens = np.zeros((self._state.slots.text.tokens.shape[1],), np.int32)
             tokens[: len(request.prompt_ids)] = request.prompt_ids
             seed = int(self._rng.integers(2**32)) if settings.seed is None else settings.seed
-            draft_length, vocab_size = self.method.drafter.draft_length, self.method.target.vocab_size
+            draft_cap, vocab_size = self.method.drafter.draft_length, self.method.target.vocab_size
+            if settings.draft_length is not None:
+                draft_cap = min(draft_cap, settings.draft_length)
             admission = Admission(
                 slot=np.asarray(request.slot, np.int32),
                 tokens=tokens,
                 prompt_length=np.asarray(len(request.prompt_ids), np.int32),
                 limit=np.asarray(request.limit, np.int32),
-                draft_cap=np.asarray(
-                    draft_length if settings.draft_length is None else settings.draft_length, np.int32
-                ),
+                draft_cap=np.asarray(draft_cap, np.int32),
                 page_rows=self._pool.table_rows(reservation),
                 settings=settings_row(
                     settings, settings.stop_ids(self.eos_ids), seed, vocab_size, self.max_stop_ids
@@ -337,16 +370,10 @@ class Engine:
 
     def _take(self, request: Request, lane: int, report: Report) -> Piece | None:
         was_prefilling = request.prefilling
-        request.committed += int(report.committed[lane])
         request.ready = int(report.ready[lane])
         emitted, accepted = int(report.emitted[lane]), int(report.accepted[lane])
-        if not was_prefilling:
-            request.count(
-                proposed=int(report.proposed[lane]),
-                verified=int(report.verified[lane]),
-                accepted=accepted,
-                committed=int(report.committed[lane]),
-            )
+        committed = int(report.committed[lane])
+        request.committed += committed
         ids = [int(t) for t in report.tokens[lane, :emitted]]
         drafted = [i < accepted for i in range(emitted)]
         finish = Finish(int(report.finish[lane]))
@@ -358,6 +385,14 @@ class Engine:
         if stopped_at is not None:
             ids, drafted = ids[: stopped_at + 1], drafted[: stopped_at + 1]
             request.finish_reason = "stop"
+        if not was_prefilling:
+            # A stop string cuts the counts as a stop token does on the device: one committed node per token.
+            request.count(
+                proposed=int(report.proposed[lane]),
+                verified=int(report.verified[lane]),
+                accepted=sum(drafted),
+                committed=min(committed, len(ids)),
+            )
         request.token_ids.extend(ids)
         if request.settings.log_probs is not None:
             request.log_probs.extend(self._log_probs(request, lane, report, ids))
@@ -387,12 +422,12 @@ class Engine:
     def _leave(self, request: Request, running: dict[int, Request]) -> None:
         """Frees what a request held. The device row may still be live: end it there, too."""
         assert request.reservation is not None
-        self._state = self.programs.halt(self._state, request.slot)
         self._pool.release(request.reservation)
         self._free_slots.append(request.slot)
         self._free_slots.sort()
         del running[request.slot]
         request.reservation = None
+        self._state = self.programs.halt(self._state, request.slot)
 
     @property
     def free_pages(self) -> tuple[int, ...]:
@@ -434,9 +469,14 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts, whether one or several were passed."""
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
+        raise ValueError(
+            f"prompts: expected text, ids, chat messages or a list of prompts, got {type(prompts).__name__}; "
+            "wrap a single message in a list"
+        )
     items = list(prompts)
     if items and all(isinstance(item, (int, np.integer, Mapping)) for item in items):
-        return [items]  # type: ignore[list-item]
+        return [[item if isinstance(item, Mapping) else int(item) for item in items]]  # type: ignore[list-item]
     return items  # type: ignore[return-value]
 
 

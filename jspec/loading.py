@@ -92,7 +92,7 @@ def with_drafter(
     drafter_params: Any = (),
     draft_length: int | None = None,
 ) -> Engine:
-    """A second engine on the same weights with another drafter; cache and slots are its own."""
+    """A second engine of the same sizes on the same weights; drafter, cache and slots are its own."""
     dtype = engine.cache_dtype
     method_drafter, params = resolve_drafter(drafter, drafter_params, draft_length, dtype)
     return Engine(
@@ -102,7 +102,11 @@ def with_drafter(
         eos_ids=engine.eos_ids,
         max_slots=engine.max_slots,
         max_context=engine.max_context,
+        page_size=engine.page_size,
+        cache_tokens=engine.cache_tokens,
         cache_dtype=dtype,
+        chunks=engine.ladder.chunks,
+        max_stop_ids=engine.max_stop_ids,
     )
 
 
@@ -146,9 +150,22 @@ def embedded_model() -> Path:
 def resolve_drafter(
     drafter: str | Path | Drafter, params: Any, draft_length: int | None, dtype: Any
 ) -> tuple[Drafter, Any]:
-    """A drafter and its parameters for a name, a checkpoint folder or a drafter."""
+    """A drafter and its parameters for a name, a checkpoint folder or a drafter.
+
+    Raises:
+      ValueError, FileNotFoundError: nothing of that name, or an argument that it has no use for.
+    """
     if isinstance(drafter, (str, Path)):
+        if not (isinstance(params, tuple) and not params):
+            raise ValueError(
+                f"drafter_params: expected none with drafter {str(drafter)!r}, got {type(params).__name__}; "
+                "pass them with a Drafter object"
+            )
         if drafter == "plain":
+            if draft_length:
+                raise ValueError(
+                    f'draft_length: expected None with drafter "plain", got {draft_length}; name another drafter'
+                )
             return plain(), ()
         if drafter == "ngram":
             return (ngram() if draft_length is None else ngram(draft_length=draft_length)), ()

@@ -144,7 +144,7 @@ def settings_row(
         seeds=np.asarray(seed, np.uint32),
         seeded=np.asarray(settings.seed is not None),
         stop_ids=stops,
-        min_lengths=np.asarray(settings.min_tokens, np.int32),
+        min_lengths=np.asarray(min(settings.min_tokens, np.iinfo(np.int32).max), np.int32),
         log_probs=np.asarray(-1 if settings.log_probs is None else settings.log_probs, np.int32),
     )
 

@@ -30,7 +30,7 @@ def round_costs(
       engine_for: makes an engine whose drafter always proposes that many tokens, none of them accepted.
       prompt: ids to start from.
       draft_lengths: ascending; 0 (plain) is measured first in any case.
-      rounds: measured per length; the first few are left out.
+      rounds: tokens decoded per run; the best mean of three runs counts.
     """
     costs: list[Cost] = []
     base = 0.0

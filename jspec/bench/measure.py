@@ -86,6 +86,11 @@ def measure(
                 f"{task}: expected text, got loops on all {len(prompts)} prompts; a speed would mean nothing. "
                 "Use other prompts, fewer tokens or a repetition penalty"
             )
+        if any(len(r[i].token_ids) < 2 for r in results.values() for i in kept):
+            raise ValueError(
+                f"{task}: expected at least 2 tokens per prompt, got fewer; a decode speed needs a token after the "
+                "first. Raise max_tokens, or use other prompts"
+            )
         selected = [prompts[i] for i in kept]
         runs: dict[str, list[Run]] = {name: [] for name in engines}
         for repeat in range(repeats):

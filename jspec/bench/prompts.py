@@ -60,7 +60,7 @@ def read_prompts(path: str | Path) -> dict[str, tuple[str, ...]]:
       ValueError: a line that is no such object, or no line at all.
     """
     tasks: dict[str, list[str]] = {}
-    for number, line in enumerate(Path(path).read_text().splitlines(), start=1):
+    for number, line in enumerate(Path(path).read_text("utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -225,7 +225,7 @@ class _Tensors:
             name = _ALIASES.get(name, name)
             owner, _, last = name.rpartition(".")[0].rpartition(".")
             names = [f"{owner}.{part}.{name.rpartition('.')[2]}" for part, _ in parts.get(last, ())]
-            if not names or not known.issuperset(names):
+            if not names or not known >= set(names):
                 add(name if name in known else stored, stored, slice(None), shape)
                 continue
             total = sum(rows for _, rows in parts[last])

@@ -8,37 +8,49 @@ from typing import Any
 
 import numpy as np
 
+from jspec.checkpoints.gguf_metadata import TensorInfo, read_gguf_header
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Entry:
+    kind: Any  # gguf.GGMLQuantizationType
+    shape: tuple[int, ...]  # rows first: GGUF itself lists the fastest axis first
+    start: int  # from the beginning of the file
+    num_bytes: int
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GgufFile:
     """An open GGUF file; nothing of its tensors is in memory yet."""
 
-    where: str
-    reader: Any  # gguf.GGUFReader
-    tensors: Mapping[str, Any]  # gguf.ReaderTensor by name
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, _Entry]
+
+    @property
+    def where(self) -> str:
+        """The path, to name it in errors."""
+        return str(self.path)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes rows first: GGUF itself lists the fastest axis first."""
-        return {
-            name: tuple(int(side) for side in reversed(tensor.shape)) for name, tensor in self.tensors.items()
-        }
+        """Shape of every tensor, rows first."""
+        return {name: entry.shape for name, entry in self.tensors.items()}
 
     @property
     def keys(self) -> tuple[str, ...]:
         """All metadata keys."""
-        return tuple(self.reader.fields)
+        return tuple(self.metadata)
 
     def value(self, key: str) -> Any:
         """A metadata value as Python scalar, string or list; None if there is no such key."""
-        field = self.reader.get_field(key)
-        return None if field is None else field.contents()
+        return self.metadata.get(key)
 
     def check_type(self, name: str) -> None:
         """Refuses a quantisation that the gguf package cannot undo, or integers."""
         import gguf
 
-        kind = self.tensors[name].tensor_type
+        kind = self.tensors[name].kind
         if kind == gguf.GGMLQuantizationType.F64:
             return
         try:
@@ -53,10 +65,11 @@ class GgufFile:
         """The tensor's values; float32 if it was quantised."""
         import gguf
 
-        tensor = self.tensors[name]
-        if tensor.tensor_type == gguf.GGMLQuantizationType.F64:
-            return tensor.data
-        return gguf.dequantize(tensor.data, tensor.tensor_type)
+        entry = self.tensors[name]
+        data = np.memmap(self.path, np.uint8, "r", offset=entry.start, shape=(entry.num_bytes,))
+        if entry.kind == gguf.GGMLQuantizationType.F64:
+            return data.view(np.float64).reshape(entry.shape)
+        return gguf.dequantize(data.reshape(*entry.shape[:-1], -1), entry.kind)
 
 
 def open_gguf(path: Path) -> GgufFile:
@@ -65,21 +78,34 @@ def open_gguf(path: Path) -> GgufFile:
     Raises:
       ValueError: if the file is truncated, damaged, one of several, or no GGUF file.
     """
-    import gguf
-
+    size = path.stat().st_size
     try:
-        reader = gguf.GGUFReader(path)
-    except Exception as error:  # the reader checks nothing: a short file ends in any kind of error
+        header = read_gguf_header(path)
+        alignment = header.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"expected general.alignment as a power of two, got {alignment!r}")
+        start = -(-header.end // alignment) * alignment
+        tensors = {name: _entry(name, info, start, size) for name, info in header.tensors.items()}
+    except ValueError as error:
         raise ValueError(
-            f"{path}: expected a whole GGUF file, got {path.stat().st_size} bytes that end early or are "
+            f"{path}: expected a whole GGUF file, got {size} bytes that end early or are "
             f"damaged ({error}); download it again"
         ) from error
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    for tensor in reader.tensors:
-        if tensor.n_elements != math.prod(int(side) for side in tensor.shape):
-            raise ValueError(f"{path}: expected tensor {tensor.name!r} whole, got less; download it again")
-    file = GgufFile(where=str(path), reader=reader, tensors=tensors)
+    file = GgufFile(path=path, metadata=header.metadata, tensors=tensors)
     parts = file.value("split.count")
     if parts not in (None, 0, 1):
         raise ValueError(f"{path}: expected one GGUF file, got part of {parts}; merge the parts first")
     return file
+
+
+def _entry(name: str, info: TensorInfo, data_start: int, size: int) -> _Entry:
+    import gguf
+
+    kind = gguf.GGMLQuantizationType(info.kind)  # a ValueError if there is none
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    if not info.sides or info.sides[0] % block:
+        raise ValueError(f"tensor {name!r} of sides {info.sides} in blocks of {block}")
+    start, num_bytes = data_start + info.offset, math.prod(info.sides) // block * block_bytes
+    if start + num_bytes > size:
+        raise ValueError(f"tensor {name!r} that ends at byte {start + num_bytes}")
+    return _Entry(kind=kind, shape=info.sides[::-1], start=start, num_bytes=num_bytes)

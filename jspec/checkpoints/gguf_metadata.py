@@ -1,7 +1,12 @@
-"""A GGUF file's key-value pairs alone, read in a fraction of the time that opening its tensors takes."""
+"""The header of a GGUF file: its key-value pairs, and where each tensor lies.
 
+The gguf package's reader makes several NumPy views per list element: seconds for a tokenizer's lists.
+"""
+
+import dataclasses
 import mmap
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +15,35 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 
 
-def read_gguf_metadata(path: Path) -> dict[str, Any]:
-    """All keys of a file as Python scalars, strings and lists.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorInfo:
+    """A tensor as the header lists it."""
 
-    The gguf package's reader makes several NumPy views per list element: seconds for a tokenizer's lists.
+    sides: tuple[int, ...]  # fastest axis first
+    kind: int  # ggml's number of its type
+    offset: int  # of its first byte, from the beginning of the data
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GgufHeader:
+    """What stands in front of the data."""
+
+    metadata: dict[str, Any]  # Python scalars, strings and lists
+    tensors: dict[str, TensorInfo]
+    end: int  # bytes of the header; the data begins at the next multiple of `general.alignment`
+
+
+def read_gguf_metadata(path: Path) -> dict[str, Any]:
+    """All keys of a file; see `read_gguf_header`."""
+    return read_gguf_header(path).metadata
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """Reads all keys and the list of tensors; no byte of the data.
 
     Raises:
-      ValueError: no GGUF file of version 2 or 3, a type that the format does not have, or an early end.
+      ValueError: no GGUF file of version 2 or 3, a type that the format does not have, a name that is
+        there twice, or an early end.
 
     Source: GGUF specification (ggml, docs/gguf.md), versions 2 and 3, little-endian.
     """
@@ -26,14 +53,26 @@ def read_gguf_metadata(path: Path) -> dict[str, Any]:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             cursor = _Cursor(data, 4)
             try:
-                version, _, num_keys = cursor.scalar("I"), cursor.scalar("Q"), cursor.scalar("Q")
+                version, num_tensors, num_keys = cursor.scalar("I"), cursor.scalar("Q"), cursor.scalar("Q")
                 if version not in (2, 3):
                     raise ValueError(f"expected GGUF version 2 or 3, little-endian, got {version}")
-                return {cursor.string(): cursor.value(cursor.scalar("I")) for _ in range(num_keys)}
+                metadata = _named(cursor, num_keys, lambda: cursor.value(cursor.scalar("I")))
+                tensors = _named(cursor, num_tensors, cursor.tensor)
+                return GgufHeader(metadata=metadata, tensors=tensors, end=cursor.at)
             except (struct.error, UnicodeDecodeError, ValueError) as error:
                 raise ValueError(
                     f"{path}: expected readable metadata, got {error}; download the file again"
                 ) from error
+
+
+def _named(cursor: "_Cursor", count: int, read: Callable[[], Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for _ in range(count):
+        name = cursor.string()
+        if name in values:
+            raise ValueError(f"{name!r} twice")
+        values[name] = read()
+    return values
 
 
 class _Cursor:
@@ -41,18 +80,25 @@ class _Cursor:
 
     def __init__(self, data: mmap.mmap, at: int):
         self._data = data
-        self._at = at
+        self.at = at
 
     def scalar(self, letter: str) -> Any:
         return self._scalars(letter, 1)[0]
 
     def string(self) -> str:
-        start = self._at + 8
-        (length,) = struct.unpack_from("<Q", self._data, self._at)
+        start = self.at + 8
+        (length,) = struct.unpack_from("<Q", self._data, self.at)
         if length > len(self._data) - start:
             raise ValueError("a string that ends after the file")
-        self._at = start + length
-        return self._data[start : self._at].decode()
+        self.at = start + length
+        return self._data[start : self.at].decode()
+
+    def tensor(self) -> TensorInfo:
+        num_axes = self.scalar("I")
+        if num_axes > len(self._data) - self.at:
+            raise ValueError("a tensor's axes that end after the file")
+        sides = self._scalars("Q", num_axes)
+        return TensorInfo(sides=sides, kind=self.scalar("I"), offset=self.scalar("Q"))
 
     def value(self, kind: int) -> Any:
         if kind in _SCALARS:
@@ -62,7 +108,7 @@ class _Cursor:
         if kind != _ARRAY:
             raise ValueError(f"a value of type {kind}")
         kind, length = self.scalar("I"), self.scalar("Q")
-        if length > len(self._data) - self._at:  # every element takes a byte at least
+        if length > len(self._data) - self.at:  # every element takes a byte at least
             raise ValueError("a list that ends after the file")
         if kind in _SCALARS:
             return list(self._scalars(_SCALARS[kind], length))
@@ -70,6 +116,6 @@ class _Cursor:
 
     def _scalars(self, letter: str, count: int) -> tuple[Any, ...]:
         form = f"<{count}{letter}"
-        values = struct.unpack_from(form, self._data, self._at)
-        self._at += struct.calcsize(form)
+        values = struct.unpack_from(form, self._data, self.at)
+        self.at += struct.calcsize(form)
         return values

@@ -103,7 +103,7 @@ def read_rows(path: Path, chat: bool, settings: Settings) -> list[tuple[Any, Set
       ValueError: a line without a prompt, or with a setting that does not exist.
     """
     rows = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -104,7 +104,9 @@ SETTINGS = {
 
 
 # Drafters that propose the greedy line, right or wrong, differ in nothing that the other settings touch.
-CASES = [(d, s) for d in DRAFTERS for s in SETTINGS if s == "temperature" or d not in ("cut1", "cut2", "anti")]
+CASES = [
+    (d, s) for d in DRAFTERS for s in SETTINGS if s == "temperature" or d not in ("cut1", "cut2", "anti")
+]
 
 
 @pytest.mark.parametrize(("drafter", "name"), CASES)

@@ -78,7 +78,11 @@ def test_log_probabilities_come_with_every_token():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"model": "no/such/folder"}, FileNotFoundError, "model: expected a folder, a .gguf file or a hub id"),
+        (
+            {"model": "no/such/folder"},
+            FileNotFoundError,
+            "model: expected a folder, a .gguf file or a hub id",
+        ),
         ({"drafter": "no such drafter"}, FileNotFoundError, 'drafter: expected "ngram", "plain" or'),
         ({"dtype": "int8"}, ValueError, "dtype: expected one of float32, bfloat16, float16, got 'int8'"),
         ({"max_context": 100_000}, ValueError, "max_context: expected"),

@@ -47,9 +47,17 @@ def test_prompt_file_is_read_by_task(tmp_path):
     assert read_prompts(path) == {"x": ("a",), "prompts": ("b",)}
 
 
-@pytest.mark.parametrize(("text", "message"), [("", "at least one prompt"), ('{"text": 1}\n', r":1: expected an object")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "at least one prompt"), ('{"text": 1}\n', r":1: expected an object")]
+)
 def test_prompt_file_without_prompts_is_refused(tmp_path, text, message):
     path = tmp_path / "prompts.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_prompts(path)
+
+
+def test_prompts_keep_line_breaks_that_only_unicode_knows(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a\u2028b\u0085c"}\r\n{"prompt": "ä"}\n', encoding="utf-8")
+    assert read_prompts(path) == {"prompts": ("a\u2028b\u0085c", "ä")}

@@ -1,6 +1,7 @@
 """GGUF files: written here as llama.cpp's converter lays them out, and read back."""
 
 import json
+import struct
 from pathlib import Path
 
 import gguf
@@ -202,6 +203,53 @@ def test_stored_types_are_dequantised(tmp_path, kind):
     file.check_type("weight")
     assert file.shapes == {"weight": (3, 64)}
     np.testing.assert_allclose(file.read("weight"), weight, atol=0.08)
+
+
+def several(path: Path) -> Path:
+    """Three tensors of odd sizes in data that is aligned to 128 bytes."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_custom_alignment(128)
+    writer.add_tensor("first", np.arange(7, dtype=np.float32))
+    writer.add_tensor("second", np.arange(6, dtype=np.float16).reshape(3, 2))
+    writer.add_tensor("third", np.arange(5, dtype=np.float64) + 0.1)
+    finish(writer)
+    return path
+
+
+def test_tensors_lie_where_the_header_says(tmp_path):
+    file = open_gguf(several(tmp_path / "model.gguf"))
+
+    assert file.shapes == {"first": (7,), "second": (3, 2), "third": (5,)}
+    np.testing.assert_array_equal(file.read("first"), np.arange(7))
+    np.testing.assert_array_equal(file.read("second"), [[0, 1], [2, 3], [4, 5]])
+    np.testing.assert_array_equal(file.read("third"), np.arange(5) + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b"third", b"first", "'first' twice"),
+        (struct.pack("<QIQ", 7, 0, 0), struct.pack("<QIQ", 7, 99, 0), "99 is not a valid"),
+        (
+            struct.pack("<QIQ", 7, 0, 0),
+            struct.pack("<QIQ", 7, 8, 0),
+            r"'first' of sides \(7,\) in blocks of 32",
+        ),
+        (struct.pack("<QIQ", 7, 0, 0), struct.pack("<QIQ", 7, 0, 2**40), "'first' that ends at byte"),
+        (struct.pack("<QIQ", 7, 0, 0), struct.pack("<QIQ", 2**61, 0, 0), "'first' that ends at byte"),
+        (struct.pack("<II", 4, 128), struct.pack("<II", 4, 96), "alignment as a power of two, got 96"),
+    ],
+    ids=["twice", "type", "block", "offset", "size", "alignment"],
+)
+def test_a_damaged_list_of_tensors_is_refused(tmp_path, old, new, message):
+    file = several(tmp_path / "model.gguf")
+    whole = file.read_bytes()
+    assert whole.count(old) == 1
+    file.write_bytes(whole.replace(old, new))
+    with pytest.raises(
+        ValueError, match=rf"model.gguf: expected a whole GGUF file, got .* bytes .*{message}"
+    ):
+        open_gguf(file)
 
 
 def test_integers_are_no_weights(tmp_path):
