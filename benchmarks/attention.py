@@ -16,7 +16,7 @@ import numpy as np
 from pallas_kernels.attention.api import attend
 from pallas_kernels.attention.pages import Pages, allocate, commit_rows
 from pallas_kernels.attention.shapes import DECODE, PREFILL, AttentionShape
-from pallas_kernels.attention.sight import causal_sight
+from pallas_kernels.attention.sight import Sight, causal_sight
 
 LAYERS = 30
 PAGE_SIZES = (64, 128, 256)
@@ -61,7 +61,7 @@ def time_attend(shape: AttentionShape) -> tuple[float, float]:
     q = jnp.ones((nodes, shape.heads, shape.head_size))
     k = jnp.ones((nodes, shape.kv_heads, shape.head_size))
 
-    def step(q: jax.Array, k: jax.Array, pages: Pages, sight: object) -> jax.Array:
+    def step(q: jax.Array, k: jax.Array, pages: Pages, sight: Sight) -> jax.Array:
         for layer in range(LAYERS):
             q = q + attend(q, k, k, pages, layer, sight, scale=shape.head_size**-0.5)
         return q

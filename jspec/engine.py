@@ -72,10 +72,10 @@ class Engine:
         eos_ids: Sequence[int] = (),
         max_slots: int = 8,
         max_context: int | None = None,
-        page_size: int = 64,
+        page_size: int = 128,
         cache_tokens: int | None = None,
         cache_dtype: DTypeLike = jnp.float32,
-        chunks: Sequence[int] = (63, 255, 511),
+        chunks: Sequence[int] = (31, 63, 127, 255, 511),
         max_stop_ids: int = 8,
         seed: int = 0,
     ):

@@ -66,7 +66,7 @@ def load(
     tokenizer = load_tokenizer(path)
     tokenizer.check_fits(loaded.target.vocab_size, loaded.target.identity)
     limit = min(loaded.target.max_context, 4096) if max_context is None else max_context
-    method_drafter, params = resolve_drafter(drafter, drafter_params, draft_length, DTYPES[dtype])
+    method_drafter, params = resolve_drafter(drafter, drafter_params, draft_length, DTYPES[dtype], mesh)
     return Engine(
         method=Method(
             target=loaded.target,
@@ -91,10 +91,11 @@ def with_drafter(
     *,
     drafter_params: Any = (),
     draft_length: int | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Engine:
     """A second engine of the same sizes on the same weights; drafter, cache and slots are its own."""
     dtype = engine.cache_dtype
-    method_drafter, params = resolve_drafter(drafter, drafter_params, draft_length, dtype)
+    method_drafter, params = resolve_drafter(drafter, drafter_params, draft_length, dtype, mesh)
     return Engine(
         method=dataclasses.replace(engine.method, drafter=method_drafter),
         models=Models(target=engine.models.target, drafter=params),
@@ -148,7 +149,11 @@ def embedded_model() -> Path:
 
 
 def resolve_drafter(
-    drafter: str | Path | Drafter, params: Any, draft_length: int | None, dtype: Any
+    drafter: str | Path | Drafter,
+    params: Any,
+    draft_length: int | None,
+    dtype: Any,
+    mesh: jax.sharding.Mesh | None,
 ) -> tuple[Drafter, Any]:
     """A drafter and its parameters for a name, a checkpoint folder or a drafter.
 
@@ -174,7 +179,7 @@ def resolve_drafter(
             raise FileNotFoundError(
                 f'drafter: expected "ngram", "plain" or a checkpoint folder, got {str(drafter)!r}; check the path'
             )
-        loaded = load_dflash(path, dtype, draft_length)
+        loaded = load_dflash(path, dtype, draft_length, mesh)
         return loaded.drafter, loaded.params
     if draft_length is not None:
         raise ValueError("draft_length: expected None with a Drafter object, which has its own; set it there")

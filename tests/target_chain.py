@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.cache import Cache, Group, commit, new_cache
+from jspec.net import Params
 from jspec.round import Nodes
-from jspec.targets.decoder import DecoderTarget, Params
+from jspec.targets.decoder import DecoderTarget
 
 
 @dataclasses.dataclass

@@ -52,7 +52,8 @@ def decode_once(engine: Engine, prompts: Sequence[object], settings: Settings) -
                 first, first_count = time.perf_counter(), count
         end = time.perf_counter()
         seconds += end - start
-        decode_seconds += end - first
+        if count:  # a request that failed has no first token
+            decode_seconds += end - first
         emitted += count
         decoded += count - first_count
     return Run(seconds=seconds, decode_seconds=decode_seconds, emitted=emitted, decoded=decoded)
@@ -72,7 +73,8 @@ def measure(
     falls on all of them. Prompts whose plain text is stuck in a loop are left out.
 
     Raises:
-      ValueError: every prompt of a task ends in a loop, so that no speed would mean anything.
+      ValueError: every prompt of a task ends in a loop, so that no speed would mean anything, or has no
+        token after its first.
     """
     measurements = []
     for task, prompts in tasks.items():
@@ -86,10 +88,10 @@ def measure(
                 f"{task}: expected text, got loops on all {len(prompts)} prompts; a speed would mean nothing. "
                 "Use other prompts, fewer tokens or a repetition penalty"
             )
-        if any(len(r[i].token_ids) < 2 for r in results.values() for i in kept):
+        if any(all(len(r[i].token_ids) < 2 for i in kept) for r in results.values()):
             raise ValueError(
-                f"{task}: expected at least 2 tokens per prompt, got fewer; a decode speed needs a token after the "
-                "first. Raise max_tokens, or use other prompts"
+                f"{task}: expected a prompt with at least 2 tokens of text, got fewer on all; a decode speed needs a "
+                "token after the first. Raise max_tokens, or use other prompts"
             )
         selected = [prompts[i] for i in kept]
         runs: dict[str, list[Run]] = {name: [] for name in engines}

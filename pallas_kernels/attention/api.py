@@ -1,10 +1,46 @@
 """One attention for prefill, chain, tree and block: over committed pages and in-flight keys."""
 
+from typing import Literal, overload
+
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention import reference
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight
+
+
+@overload
+def attend(
+    q: Float[Array, "queries heads head_size"],
+    k_new: Float[Array, "keys kv_heads head_size"],
+    v_new: Float[Array, "keys kv_heads value_size"],
+    pages: Pages,
+    layer: int | Int[Array, ""],
+    sight: Sight,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Float[Array, "heads"] | None = None,
+    return_logsumexp: Literal[False] = False,
+    implementation: str | None = None,
+) -> Float[Array, "queries heads value_size"]: ...
+
+
+@overload
+def attend(
+    q: Float[Array, "queries heads head_size"],
+    k_new: Float[Array, "keys kv_heads head_size"],
+    v_new: Float[Array, "keys kv_heads value_size"],
+    pages: Pages,
+    layer: int | Int[Array, ""],
+    sight: Sight,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Float[Array, "heads"] | None = None,
+    return_logsumexp: Literal[True],
+    implementation: str | None = None,
+) -> tuple[Float[Array, "queries heads value_size"], Float[Array, "queries heads"]]: ...
 
 
 def attend(

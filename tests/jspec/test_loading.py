@@ -26,4 +26,4 @@ def test_second_engine_has_the_sizes_of_the_first():
 )
 def test_arguments_that_a_drafter_has_no_use_for_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        resolve_drafter(*arguments, "float32")
+        resolve_drafter(*arguments, "float32", None)

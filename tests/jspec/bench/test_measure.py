@@ -61,3 +61,8 @@ def test_prompts_keep_line_breaks_that_only_unicode_knows(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a\u2028b\u0085c"}\r\n{"prompt": "ä"}\n', encoding="utf-8")
     assert read_prompts(path) == {"prompts": ("a\u2028b\u0085c", "ä")}
+
+
+def test_one_token_per_prompt_gives_no_decode_speed():
+    with pytest.raises(ValueError, match="t: expected a prompt with at least 2 tokens of text"):
+        measure({"plain": shared("plain")}, {"t": [[1]]}, Settings(max_tokens=1), repeats=1)
