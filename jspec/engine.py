@@ -1,10 +1,7 @@
 """Decodes prompts: the host loop around the three programs of a round."""
 
 import collections
-import dataclasses
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,43 +12,18 @@ from jspec.buckets import Bucket, Ladder
 from jspec.cache import new_cache
 from jspec.cut import Finish
 from jspec.decode import Method, Models, Report, State
-from jspec.drafters.protocol import Text
 from jspec.pages import PagePool
 from jspec.programs import Admission, Programs
+from jspec.prompts import Prompt, as_list, prompt_ids
 from jspec.request import Request
 from jspec.results import Piece, Result, TokenLogProb
-from jspec.sampling import empty_history, empty_table, settings_row
+from jspec.sampling import settings_row
 from jspec.settings import Settings
-from jspec.slots import Slots
+from jspec.slots import empty_slots
 from jspec.targets.view import TargetView
 from jspec.text.output import Output
 from jspec.text.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
-
-
-@dataclasses.dataclass(kw_only=True)
-class Timings:
-    """Seconds spent per part of the rounds. Filling it waits for each program, so it costs overlap."""
-
-    draft: float = 0.0
-    target: float = 0.0
-    settle: float = 0.0
-    host: float = 0.0  # between the rounds: text, stops, bookkeeping, choosing the next bucket
-    rounds: int = 0
-    last_end: float | None = None  # of the round before, while a request runs
-
-    @property
-    def total(self) -> float:
-        """Seconds of all decode rounds."""
-        return self.draft + self.target + self.settle + self.host
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Fractions of the total by part; "rest" is settling and the host's work."""
-        total = self.total or 1.0
-        rest = self.settle + self.host
-        return {"draft": self.draft / total, "target": self.target / total, "rest": rest / total}
+from jspec.timings import Stopwatch, Timings
 
 
 class Engine:
@@ -232,7 +204,7 @@ class Engine:
     def _request(self, index: int, prompt: Prompt, settings: Settings) -> Request:
         vocab_size = self.method.target.vocab_size
         settings.check_against(vocab_size, self.eos_ids)
-        ids = self._prompt_ids(index, prompt)
+        ids = prompt_ids(index, prompt, self.tokenizer)
         if not ids:
             raise ValueError(
                 f"prompts[{index}]: expected at least one token, got an empty prompt; pass some text"
@@ -274,20 +246,6 @@ class Engine:
             limit=limit,
             output=Output(tokenizer=self.tokenizer, stop=settings.stop),
         )
-
-    def _prompt_ids(self, index: int, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes):
-            raise ValueError(
-                f"prompts[{index}]: expected text, ids or chat messages, got {type(prompt).__name__}; "
-                "pass one of these, or a list of them"
-            )
-        if not isinstance(prompt, str) and all(isinstance(item, (int, np.integer)) for item in prompt):
-            return [int(item) for item in prompt]  # type: ignore[arg-type]
-        if self.tokenizer is None:
-            raise ValueError(f"prompts[{index}]: expected token ids, because this engine has no tokenizer")
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        return self.tokenizer.chat(prompt)  # type: ignore[arg-type]
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -433,65 +391,3 @@ class Engine:
     def free_pages(self) -> tuple[int, ...]:
         """Free cache pages per layer group."""
         return self._pool.free_pages
-
-
-class Stopwatch:
-    """Times the parts of one round into a `Timings`, or does nothing."""
-
-    def __init__(self, timings: Timings | None):
-        self._timings = timings
-        self._laps: dict[str, float] = {}
-        self._last = time.perf_counter()
-        if timings is not None and timings.last_end is not None:
-            self._laps["host"] = self._last - timings.last_end
-
-    def lap(self, name: str, value: Any) -> Any:
-        """Waits for `value` if timings are kept, and books the time since the last lap."""
-        if self._timings is not None:
-            jax.block_until_ready(value)
-            now = time.perf_counter()
-            self._laps[name] = now - self._last
-            self._last = now
-        return value
-
-    def finish(self, *, counted: bool) -> None:
-        """Adds the laps, unless the round was a prefill."""
-        if self._timings is None:
-            return
-        self._timings.last_end = self._last if counted else None
-        if counted:
-            for name, seconds in self._laps.items():
-                setattr(self._timings, name, getattr(self._timings, name) + seconds)
-            self._timings.rounds += 1
-
-
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, whether one or several were passed."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
-        raise ValueError(
-            f"prompts: expected text, ids, chat messages or a list of prompts, got {type(prompts).__name__}; "
-            "wrap a single message in a list"
-        )
-    items = list(prompts)
-    if items and all(isinstance(item, (int, np.integer, Mapping)) for item in items):
-        return [[item if isinstance(item, Mapping) else int(item) for item in items]]  # type: ignore[list-item]
-    return items  # type: ignore[return-value]
-
-
-def empty_slots(max_slots: int, max_context: int, vocab_size: int, max_stop_ids: int) -> Slots:
-    """Slots without requests."""
-
-    def zeros() -> jax.Array:  # each field needs its own buffer: all of them are donated
-        return jnp.zeros((max_slots,), jnp.int32)
-
-    return Slots(
-        text=Text(tokens=jnp.zeros((max_slots, max_context), jnp.int32), lengths=zeros()),
-        prompt_lengths=zeros(),
-        limits=zeros(),
-        draft_caps=zeros(),
-        live=jnp.zeros((max_slots,), bool),
-        table=empty_table(max_slots, vocab_size, max_stop_ids),
-        history=empty_history(max_slots, vocab_size),
-    )

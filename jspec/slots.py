@@ -1,10 +1,11 @@
 """The running requests as device arrays: one row per slot, whatever the round's bucket is."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jspec.drafters.protocol import Text
-from jspec.sampling import History, SamplingTable
+from jspec.sampling import History, SamplingTable, empty_history, empty_table
 from pallas_kernels.pytree import pytree
 
 
@@ -29,3 +30,20 @@ def slots_of(lanes: Int[Array, "lanes"], max_slots: int) -> Int[Array, "lanes"]:
 def rows_of(lanes: Int[Array, "lanes"]) -> Int[Array, "lanes"]:
     """Rows to gather from: padding lanes read row 0, and whoever reads must mask them."""
     return jnp.maximum(lanes, 0)
+
+
+def empty_slots(max_slots: int, max_context: int, vocab_size: int, max_stop_ids: int) -> Slots:
+    """Slots without requests."""
+
+    def zeros() -> jax.Array:  # each field needs its own buffer: all of them are donated
+        return jnp.zeros((max_slots,), jnp.int32)
+
+    return Slots(
+        text=Text(tokens=jnp.zeros((max_slots, max_context), jnp.int32), lengths=zeros()),
+        prompt_lengths=zeros(),
+        limits=zeros(),
+        draft_caps=zeros(),
+        live=jnp.zeros((max_slots,), bool),
+        table=empty_table(max_slots, vocab_size, max_stop_ids),
+        history=empty_history(max_slots, vocab_size),
+    )

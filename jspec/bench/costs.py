@@ -3,8 +3,9 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from jspec.engine import Engine, Timings
+from jspec.engine import Engine
 from jspec.settings import Settings
+from jspec.timings import Timings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

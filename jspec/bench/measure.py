@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from jspec.bench.loops import loop_period
-from jspec.engine import Engine, Timings
+from jspec.engine import Engine
 from jspec.results import Counters, Result, add
 from jspec.settings import Settings
+from jspec.timings import Timings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

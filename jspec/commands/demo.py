@@ -10,10 +10,11 @@ from rich.text import Text as Rich
 
 from jspec.bench.prompts import PROMPTS as PROMPTS_BY_TASK
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Drafter, Model
-from jspec.engine import Engine, Timings
+from jspec.engine import Engine
 from jspec.loading import load, with_drafter
 from jspec.results import Counters, Result, add
 from jspec.settings import Settings
+from jspec.timings import Timings
 
 PROMPTS = (PROMPTS_BY_TASK["chat"][0], PROMPTS_BY_TASK["rewrite"][2], PROMPTS_BY_TASK["code"][1])
 
