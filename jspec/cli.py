@@ -30,6 +30,9 @@ def main(arguments: list[str] | None = None) -> None:
     app.command()(command)
     try:
         app(arguments[1:], prog_name=f"jspec {name}", standalone_mode=True)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     except (ValueError, OSError) as problem:
         print(f"jspec {name}: {problem}", file=sys.stderr)
         raise SystemExit(1) from None

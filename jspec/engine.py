@@ -199,6 +199,11 @@ class Engine:
             raise ValueError(
                 f"settings: expected one, or {len(listed)} (one per prompt), got {len(per_prompt)}; pass either"
             )
+        for one in per_prompt:
+            if not isinstance(one, Settings):
+                raise ValueError(
+                    f"settings: expected jspec.Settings, got {type(one).__name__}; pass Settings(max_tokens=...)"
+                )
         return [self._request(i, p, s) for i, (p, s) in enumerate(zip(listed, per_prompt, strict=True))]
 
     def _request(self, index: int, prompt: Prompt, settings: Settings) -> Request:

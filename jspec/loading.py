@@ -177,10 +177,15 @@ def resolve_drafter(
         path = Path(drafter).expanduser()
         if not path.exists():
             raise FileNotFoundError(
-                f'drafter: expected "ngram", "plain" or a checkpoint folder, got {str(drafter)!r}; check the path'
+                f'drafter: expected "ngram", "plain" or the folder of a DFlash checkpoint, got {str(drafter)!r}; '
+                "check the name or the path"
             )
         loaded = load_dflash(path, dtype, draft_length, mesh)
         return loaded.drafter, loaded.params
+    if not isinstance(drafter, Drafter):
+        raise ValueError(
+            f'drafter: expected a name, a folder or a Drafter, got {drafter!r}; use "plain" for no speculation'
+        )
     if draft_length is not None:
         raise ValueError("draft_length: expected None with a Drafter object, which has its own; set it there")
     return drafter, params

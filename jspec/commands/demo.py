@@ -33,7 +33,7 @@ def demo(
         fast = with_drafter(plain, drafter)
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     for name, engine in (("plain", plain), (drafter, fast)):
-        with console.status(f"compiling the {name} programs (kept for the next start)"):
+        with console.status(f"a first, untimed pass with {name}; the first start also compiles its programs"):
             engine.generate(chats, settings)
     console.print(
         Rich.assemble(
@@ -43,12 +43,13 @@ def demo(
     rows = []
     for name, engine in (("plain", plain), (drafter, fast)):
         console.rule(f"[bold]{name}")
-        seconds, results = 0.0, []
+        seconds = 0.0
         for prompt, chat in zip(PROMPTS, chats, strict=True):
             console.print(f"\n[dim]> {prompt.splitlines()[0]}[/dim]")
             seconds += show(console, engine, chat, settings)
         timings = Timings()
-        results = engine.generate(chats, settings, timings=timings)
+        with console.status("the same once more, timed part by part"):
+            results = engine.generate(chats, settings, timings=timings)
         rows.append((name, seconds, results, timings))
     console.print()
     console.print(comparison(rows))
