@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jspec.coins import coupled_noise
-from jspec.drafters.dflash_net import DFlashConfig, DFlashNet
+from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, paged_blocks
 from jspec.drafters.protocol import Committed, Text
 from jspec.features import layer_outputs
 from jspec.net import Leaf, Params, net_of
@@ -110,7 +110,8 @@ class DFlash:
             embeddings = jnp.take(net.embedding[...], ids, axis=0, mode="fill")
         page_table = target.cache.groups[0].page_table[rows]
         positions = (context_lengths[:, None] + within).reshape(-1)
-        hidden = net.block(embeddings, positions, state, page_table, context_lengths)
+        see = paged_blocks(self.config, positions, state, page_table, context_lengths)
+        hidden = net.block(embeddings, positions, see, state.k.dtype)
         return hidden.reshape(lanes.shape[0], block_size, -1)
 
     def absorb(

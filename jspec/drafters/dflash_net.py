@@ -1,6 +1,7 @@
 """The network of a DFlash drafter: Qwen3 layers over projected target features and a masked block."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jspec.targets.config import DecoderConfig, LayerKind
-from jspec.targets.layers import Layer, project, rms_norm
+from jspec.targets.layers import Layer, See, paged, project, rms_norm
 from jspec.targets.rope import rotate, rotation
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight, block_sight, causal_sight
@@ -111,29 +112,38 @@ class DFlashNet(nnx.Module):
         self,
         embeddings: Float[Array, "nodes hidden"],
         positions: Int[Array, "nodes"],
-        pages: Pages,
-        page_table: Int[Array, "lanes columns"],
-        context_lengths: Int[Array, "lanes"],
+        see: Callable[[int, LayerKind], See],
+        kv_dtype: Any = None,
     ) -> Float[Array, "nodes hidden"]:
-        """One pass over a block per lane, in front of the head.
+        """One pass over blocks, in front of the head. Decoding and training differ in `see` only.
 
         Args:
-          embeddings: of [anchor, mask, mask, ...] of each lane, one lane after the other.
+          embeddings: of [anchor, mask, mask, ...] of each block, one block after the other.
           positions: of these tokens in the text.
-          pages: committed rows of `context_rows`.
-          page_table: pages of each lane.
-          context_lengths: committed tokens per lane.
+          see: attention of a layer (its index and kind) over context rows and the own block.
+          kv_dtype: of the block's keys and values; None = as computed.
         """
-        config, decoder = self.config, self.config.decoder
+        decoder = self.config.decoder
         turn = rotation(decoder.full_rope, decoder.head_size, positions)
-        sights: dict[LayerKind, Sight] = {
-            kind: block_sights(config, kind, page_table, context_lengths, positions)
-            for kind in dict.fromkeys(decoder.layer_kinds)
-        }
         x = embeddings.astype(self.fc[...].dtype)
         for index, (kind, layer) in enumerate(zip(decoder.layer_kinds, self.layers, strict=True)):
-            x, _, _ = layer(x, turn, pages, index, sights[kind])
+            x, _, _ = layer(x, turn, see(index, kind), kv_dtype)
         return rms_norm(x, self.norm[...], decoder.norm_eps)
+
+
+def paged_blocks(
+    config: DFlashConfig,
+    positions: Int[Array, "nodes"],
+    pages: Pages,
+    page_table: Int[Array, "lanes columns"],
+    context_lengths: Int[Array, "lanes"],
+) -> Callable[[int, LayerKind], See]:
+    """What a block per lane sees while decoding: committed rows of `context_rows`, and itself."""
+    sights: dict[LayerKind, Sight] = {
+        kind: block_sights(config, kind, page_table, context_lengths, positions)
+        for kind in dict.fromkeys(config.decoder.layer_kinds)
+    }
+    return lambda index, kind: paged(config.decoder, pages, index, sights[kind])
 
 
 def block_sights(

@@ -11,7 +11,7 @@ from jspec.features import check_names
 from jspec.net import Leaf, Params, net_of
 from jspec.round import Nodes
 from jspec.targets.config import DecoderConfig, LayerKind
-from jspec.targets.layers import Decoder
+from jspec.targets.layers import Decoder, paged
 from jspec.targets.rope import Rope, rotation
 from jspec.targets.target import Hidden
 from pallas_kernels.attention.sight import causal_sight
@@ -121,7 +121,8 @@ class DecoderTarget:
         seen = {"embedding": x} if "embedding" in capture else {}
         for index, (kind, layer) in enumerate(zip(config.layer_kinds, model.layers, strict=True)):
             g = 0 if kind == "full" else 1
-            x, k, v = layer(x, turns[g], cache.groups[g].pages, len(keys[g]), sights[g])
+            pages = cache.groups[g].pages
+            x, k, v = layer(x, turns[g], paged(config, pages, len(keys[g]), sights[g]), pages.k.dtype)
             keys[g].append(k)
             values[g].append(v)
             if f"layer.{index}" in capture:

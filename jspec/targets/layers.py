@@ -1,5 +1,6 @@
 """The modules of a decoder-only language model; one table of axis names gives shapes and sharding."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight
 
 Rotation = tuple[Array, Array]  # cosine and sine of every node, [nodes, head_size / 2]
+See = Callable[[Array, Array, Array], Array]  # queries, keys and values of the nodes to what they see
 
 
 def axis_sizes(config: DecoderConfig) -> dict[str, int]:
@@ -72,6 +74,17 @@ def rms_norm(
     return (wide * scale * weight.reshape((1,) * (x.ndim - 1) + weight.shape)).astype(x.dtype)
 
 
+def paged(config: DecoderConfig, pages: Pages, layer: int, sight: Sight) -> See:
+    """Attention over one layer's committed pages and the nodes in flight."""
+
+    def see(q: Array, k: Array, v: Array) -> Array:
+        out = attend(q, k, v, pages, layer, sight, scale=config.query_scale, softcap=config.attention_softcap)
+        assert not isinstance(out, tuple)
+        return out
+
+    return see
+
+
 class Attention(nnx.Module):
     """Grouped-query attention over the cache and the in-flight nodes."""
 
@@ -89,9 +102,9 @@ class Attention(nnx.Module):
         self.key_norm = _norm(config, "head_size") if config.query_key_norm else None
 
     def __call__(
-        self, x: Array, rotation: Rotation, pages: Pages, layer: int, sight: Sight
+        self, x: Array, rotation: Rotation, see: See, kv_dtype: Any = None
     ) -> tuple[Array, Array, Array]:
-        """Returns the output [nodes, hidden] and the nodes' keys and values, in the cache's dtype.
+        """Returns the output [nodes, hidden] and the nodes' keys and values, in `kv_dtype` if given.
 
         They are rounded before they are attended to: what a node sees in flight is what the next
         round will read from the cache.
@@ -109,9 +122,9 @@ class Attention(nnx.Module):
             q = rms_norm(q, self.query_norm[...], config.norm_eps)
             k = rms_norm(k, self.key_norm[...], config.norm_eps)
         q, k = rotate(q, *rotation), rotate(k, *rotation)
-        k, v = k.astype(pages.k.dtype), v.astype(pages.v.dtype)
-        out = attend(q, k, v, pages, layer, sight, scale=config.query_scale, softcap=config.attention_softcap)
-        assert not isinstance(out, tuple)
+        if kv_dtype is not None:
+            k, v = k.astype(kv_dtype), v.astype(kv_dtype)
+        out = see(q, k, v)
         bias = None if self.output_bias is None else self.output_bias[...]
         return project(out.reshape(nodes, -1), self.output[...], bias), k, v
 
@@ -155,11 +168,11 @@ class Layer(nnx.Module):
         self.mlp_out_norm = _norm(config) if config.sandwich_norms else None
 
     def __call__(
-        self, x: Array, rotation: Rotation, pages: Pages, layer: int, sight: Sight
+        self, x: Array, rotation: Rotation, see: See, kv_dtype: Any = None
     ) -> tuple[Array, Array, Array]:
         """Returns the layer's output and the nodes' keys and values."""
         normed = rms_norm(x, self.attention_norm[...], self.eps)
-        out, k, v = self.attention(normed, rotation, pages, layer, sight)
+        out, k, v = self.attention(normed, rotation, see, kv_dtype)
         if self.attention_out_norm is not None:
             out = rms_norm(out, self.attention_out_norm[...], self.eps)
         x = x + out
