@@ -9,6 +9,13 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from conformance.block_training_cases import (
+    run_block_training,
+    run_block_updates,
+    run_dflash2_objectives,
+    run_dpace,
+    run_optimizer,
+)
 from conformance.dflash_cases import dflash_names, run_dflash_case
 from conformance.target_cases import run_target_case
 from conformance.verify_cases import run_chain_rejection, run_greedy_chain, run_target_probs
@@ -38,10 +45,11 @@ def discover(folder: Path) -> tuple[list[Case], list[str]]:
     for path in sorted(train.iterdir() if train.is_dir() else ()):
         if not path.is_dir():
             continue
-        if is_target_case(path):
-            cases.append(Case(name=path.name, folder=path, check=run_target_case))
-        else:
+        check = train_check(path)
+        if check is None:
             unknown.append(path.name)
+        else:
+            cases.append(Case(name=path.name, folder=path, check=check))
     for kind in sorted({path.stem for path in serve.glob("*.*") if path.suffix in (".json", ".safetensors")}):
         if kind in ("f_configs", "g_configs", "fg_top1_gaps"):
             continue
@@ -51,6 +59,21 @@ def discover(folder: Path) -> tuple[list[Case], list[str]]:
         else:
             cases.append(Case(name=kind, folder=serve, check=check))
     return cases, unknown
+
+
+def train_check(path: Path) -> Callable[[Path], None] | None:
+    """The check of a training case: a target, or by what its name begins with."""
+    if is_target_case(path):
+        return run_target_case
+    known = {
+        "dflash_dpace": run_dpace,
+        "dflash_train": run_block_updates,
+        "dflash2_objectives": run_dflash2_objectives,
+        "dflash2_train": run_block_training,
+        "dflash_": run_block_training,
+        "optimizer_": run_optimizer,
+    }
+    return next((check for prefix, check in known.items() if path.name.startswith(prefix)), None)
 
 
 def is_target_case(path: Path) -> bool:

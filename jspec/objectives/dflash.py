@@ -1,0 +1,277 @@
+"""The training losses of DFlash and DFlash 2: one step's numerator, denominator and metrics."""
+
+import dataclasses
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from jspec.drafters.dflash import dflash_net
+from jspec.drafters.dflash2_lattice import Candidates, top_candidates
+from jspec.drafters.dflash2_layers import CandidateSelector
+from jspec.drafters.dflash_net import DFlashConfig, draft_logits
+from jspec.net import Params
+from jspec.objectives.batch import TrainBatch
+from jspec.objectives.block_pass import training_hidden
+from jspec.objectives.blocks import Blocks, block_targets, choose_anchors, position_weights
+from jspec.objectives.frozen import Tables
+from jspec.objectives.terms import Terms, summed_over_chunks
+from jspec.objectives.weights import WEIGHTINGS, Weighting, dpace_weights
+from pallas_kernels.pytree import pytree
+
+TokenLoss = Literal["cross_entropy", "lk_alpha", "lk_lambda", "lk_tv"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelectorTerm:
+    """The share of DFlash 2's selector in the loss.
+
+    alpha is 0 for `warmup_ratio` of the steps, then rises linearly over `ramp_ratio` of them. While
+    it is 0 the selector's parameters have no gradient.
+    """
+
+    alpha: float = 1.0
+    warmup_ratio: float = 0.0
+    ramp_ratio: float = 0.0
+    stop_gradient: bool = False  # keeps the term's gradient out of the backbone
+
+    def __post_init__(self) -> None:
+        if not self.alpha >= 0:
+            raise ValueError(f"alpha: expected at least 0, got {self.alpha}; 0 leaves the selector untrained")
+        for name in ("warmup_ratio", "ramp_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: expected 0 to 1 (a share of all steps), got {getattr(self, name)}")
+
+    def at(self, step: Int[Array, ""] | int, total_steps: int) -> Float[Array, ""]:
+        """alpha at an update, counted from 0."""
+        warmup, ramp = int(total_steps * self.warmup_ratio), int(total_steps * self.ramp_ratio)
+        step = jnp.asarray(step, jnp.float32)
+        risen = jnp.clip((step - warmup + 1) / ramp, 0, 1) if ramp else 1.0
+        return jnp.where(step < warmup, 0.0, self.alpha * risen)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DFlashObjective:
+    """The loss of a DFlash or DFlash 2 drafter over random anchors.
+
+    Call it with the drafter's params, the target's tables and a batch; see `terms`. The defaults are
+    SpecForge's.
+
+    Source: SpecForge a6b6b023, `OnlineDFlashModel`; the selector term, LK and the denominator of
+    D-PACE as in its commit 0124aa92.
+    """
+
+    config: DFlashConfig
+    num_anchors: int = 512
+    loss: TokenLoss = "cross_entropy"
+    weighting: Weighting = "position"
+    gamma: float | None = None  # of "position": exp(-(j - 1) / gamma); None = all rows alike
+    dpace_alpha: float = 0.5
+    dpace_denominator: Literal["weights", "rows"] = (
+        "weights"  # "rows": token rows of the batch, as in older versions
+    )
+    kl_scale: float = 1.0  # of "lk_lambda"
+    kl_decay: float = 1.0
+    selector: SelectorTerm = SelectorTerm()  # used if the drafter has a selector
+    total_steps: int = 1  # updates of the whole run, for the selector's schedule
+    chunk_blocks: int = 128  # blocks whose logits are in memory at a time
+
+    def __post_init__(self) -> None:
+        if self.loss not in get_args(TokenLoss):
+            raise ValueError(f"loss: expected one of {', '.join(get_args(TokenLoss))}, got {self.loss!r}")
+        if self.weighting not in WEIGHTINGS:
+            raise ValueError(f"weighting: expected one of {', '.join(WEIGHTINGS)}, got {self.weighting!r}")
+        if not 0 <= self.dpace_alpha <= 1:
+            raise ValueError(f"dpace_alpha: expected 0 to 1, got {self.dpace_alpha}")
+        if self.dpace_denominator not in ("weights", "rows"):
+            raise ValueError(
+                f"dpace_denominator: expected 'weights' or 'rows', got {self.dpace_denominator!r}"
+            )
+        if self.weighting != "position" and self.gamma is not None:
+            raise ValueError(
+                f"gamma: expected None with weighting {self.weighting!r}, got {self.gamma}; drop one"
+            )
+        for name in ("num_anchors", "total_steps", "chunk_blocks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        window = self.config.decoder.window
+        if window is not None and window < self.config.block_size:
+            raise ValueError(
+                f"window: expected at least the block of {self.config.block_size}, got {window}; "
+                "a row could not see its own block"
+            )
+        position_weights(self.config.block_size, self.gamma)
+
+    def __call__(
+        self,
+        params: Params,
+        target: Tables,
+        batch: TrainBatch,
+        key: Key[Array, ""],
+        step: Int[Array, ""] | int = 0,
+    ) -> Terms:
+        """The loss over anchors drawn with `key`, which is consumed.
+
+        Args:
+          params: leaves of the drafter, in the order of `jspec.drafters.dflash.dflash_leaves`.
+          target: embedding and head.
+          batch: tokens and features.
+          key: chooses the anchors.
+          step: update that this batch belongs to, counted from 0.
+        """
+        uniforms = jax.random.uniform(key, batch.ids.shape)
+        num_anchors = min(self.num_anchors, batch.ids.shape[1] - 1)
+        return self.terms(
+            params, target, batch, choose_anchors(batch, uniforms, num_anchors=num_anchors), step
+        )
+
+    def terms(
+        self,
+        params: Params,
+        target: Tables,
+        batch: TrainBatch,
+        blocks: Blocks,
+        step: Int[Array, ""] | int = 0,
+    ) -> Terms:
+        """The loss over given anchors."""
+        config = self.config
+        net = dflash_net(config, params)
+        targets = block_targets(batch, blocks, block_size=config.block_size)
+        embed = (
+            target.embed if net.embedding is None else lambda ids: jnp.take(net.embedding[...], ids, axis=0)
+        )
+        hidden = training_hidden(net, embed, batch, blocks, targets)
+
+        def flat(array: Array) -> Array:  # row 0 predicts nothing: it never reaches the head
+            return array[:, :, 1:].reshape(-1, config.block_size - 1, *array.shape[3:])
+
+        rows = _Rows(
+            hidden=flat(hidden),
+            labels=flat(targets.labels),
+            predecessors=flat(targets.predecessors),
+            mask=flat(targets.mask).astype(jnp.float32),
+        )
+        selector = net.candidate_selector
+        sums = summed_over_chunks(
+            lambda piece: self._sums(piece, target, selector), rows, chunk=self.chunk_blocks
+        )
+        return self._combine(sums, batch.ids.shape[0], step)
+
+    def _sums(self, rows: "_Rows", target: Tables, selector: CandidateSelector | None) -> dict[str, Array]:
+        """Everything that adds up over blocks."""
+        blocks, drafts, _ = rows.hidden.shape
+        logits = draft_logits(self.config, target.logits(rows.hidden.reshape(blocks * drafts, -1)))
+        logits = logits.reshape(blocks, drafts, -1)
+        normaliser = jax.nn.logsumexp(logits, axis=-1)
+        gold = jnp.take_along_axis(logits, rows.labels[:, :, None], axis=-1)[:, :, 0]
+        cross_entropy, prob = normaliser - gold, jnp.exp(gold - normaliser)
+        weights = self._weights(prob, rows.mask)
+        correct = (jnp.argmax(logits, axis=-1) == rows.labels) * rows.mask
+        probs_if_supervised = jax.lax.stop_gradient(prob) * rows.mask
+        sums = {
+            "weights": jnp.sum(weights),
+            "cross_entropy": jnp.sum(weights * cross_entropy),
+            "total_variation": jnp.sum(weights * (1 - prob)),
+            "supervised": jnp.sum(rows.mask, axis=0),
+            "correct": jnp.sum(correct, axis=0),
+            "label_prob": jnp.sum(probs_if_supervised, axis=0),
+            "blocks": jnp.sum(jnp.any(rows.mask > 0, axis=1).astype(jnp.float32)),
+            "expected_accept": jnp.sum(jnp.cumprod(probs_if_supervised, axis=1)),
+            "accept": jnp.sum(jnp.cumprod(correct, axis=1)),
+        }
+        if selector is not None:
+            sums |= self._selector_sums(rows, logits, weights, selector)
+        return sums
+
+    def _weights(self, prob: Array, mask: Array) -> Array:
+        if self.weighting == "position":
+            return mask * position_weights(self.config.block_size, self.gamma)[None, 1:]
+        return dpace_weights(prob, mask > 0, alpha=self.dpace_alpha, form=self.weighting)
+
+    def _selector_sums(
+        self, rows: "_Rows", logits: Array, weights: Array, selector: CandidateSelector
+    ) -> dict[str, Array]:
+        """The label among the top K candidates, given its true predecessor.
+
+        The top K are strict: a label outside has no term here, and is not added to the candidates,
+        because decoding could not choose it either.
+        """
+        assert self.config.selector is not None
+        hidden = rows.hidden
+        if self.selector.stop_gradient:
+            logits, hidden = jax.lax.stop_gradient((logits, hidden))
+        candidates = top_candidates(logits, self.config.selector.top_k)
+        projected = selector.project(hidden)
+        scores = selector.scores(projected, rows.predecessors, candidates.ids, candidates.unary)
+        is_label = candidates.ids == rows.labels[:, :, None]
+        covered = jnp.any(is_label, axis=-1) * rows.mask
+        gold = jnp.sum(jnp.where(is_label, scores, 0), axis=-1)
+        cross_entropy = (jax.nn.logsumexp(scores, axis=-1) - gold) * covered
+        best = jnp.take_along_axis(candidates.ids, jnp.argmax(scores, axis=-1)[..., None], axis=-1)[..., 0]
+        walked = _greedy_walk(selector, jax.lax.stop_gradient(projected), candidates, rows.predecessors[:, 0])
+        return {
+            "selector": jnp.sum(weights * cross_entropy),
+            "covered": jnp.sum(covered, axis=0),
+            "selector_correct": jnp.sum((best == rows.labels) * covered, axis=0),
+            "oracle_accept": jnp.sum(jnp.cumprod(covered, axis=1)),
+            "walk_accept": jnp.sum(jnp.cumprod((walked == rows.labels) * rows.mask, axis=1)),
+        }
+
+    def _combine(self, sums: dict[str, Array], rows: int, step: Int[Array, ""] | int) -> Terms:
+        numerator = sums["cross_entropy"]
+        supervised = jnp.sum(sums["supervised"])
+        if self.loss == "lk_tv":
+            numerator = sums["total_variation"]
+        elif self.loss == "lk_lambda":
+            mean_prob = jnp.sum(sums["label_prob"]) / jnp.maximum(supervised, 1)
+            share = jnp.minimum(self.kl_scale * jnp.exp(-self.kl_decay * mean_prob), 1.0)
+            numerator = share * sums["cross_entropy"] + (1 - share) * sums["total_variation"]
+        denominator = sums["weights"]
+        if self.weighting != "position" and self.dpace_denominator == "rows":
+            denominator = jnp.asarray(rows, jnp.float32)
+        blocks = sums["blocks"]
+        metrics = {
+            "accuracy": (sums["correct"], sums["supervised"]),
+            "label_prob": (sums["label_prob"], sums["supervised"]),
+            "accept_length": (sums["accept"], blocks),
+            "expected_accept_length": (sums["expected_accept"], blocks),
+        }
+        if "selector" in sums:
+            numerator = numerator + self.selector.at(step, self.total_steps) * sums["selector"]
+            metrics |= {
+                "coverage": (sums["covered"], sums["supervised"]),
+                "selector_accuracy": (sums["selector_correct"], sums["covered"]),
+                "oracle_accept_length": (sums["oracle_accept"], blocks),
+                "walk_accept_length": (sums["walk_accept"], blocks),
+            }
+        return Terms(
+            numerator=numerator,
+            denominator=jax.lax.stop_gradient(denominator),
+            metrics=jax.lax.stop_gradient(metrics),
+        )
+
+
+@pytree
+class _Rows:
+    """Rows 1, 2, ... of all blocks: those that predict."""
+
+    hidden: Float[Array, "blocks drafts hidden"]
+    labels: Int[Array, "blocks drafts"]
+    predecessors: Int[Array, "blocks drafts"]
+    mask: Float[Array, "blocks drafts"]
+
+
+def _greedy_walk(
+    selector: CandidateSelector, projected: Array, candidates: Candidates, anchors: Int[Array, "blocks"]
+) -> Int[Array, "blocks drafts"]:
+    """The tokens that greedy decoding would draft: each row's best candidate after the one drafted before."""
+
+    def step(before: Array, row: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        query, ids, unary = row
+        best = jnp.argmax(selector.scores(query, before, ids, unary), axis=-1)
+        token = jnp.take_along_axis(ids, best[:, None], axis=1)[:, 0]
+        return token, token
+
+    by_row = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (projected, candidates.ids, candidates.unary))
+    return jax.lax.scan(step, anchors, by_row)[1].T
