@@ -76,6 +76,7 @@ class DFlashObjective:
     selector: SelectorTerm = SelectorTerm()  # used if the drafter has a selector
     total_steps: int = 1  # updates of the whole run, for the selector's schedule
     chunk_blocks: int = 128  # blocks whose logits are in memory at a time
+    data_axis: str | None = None  # mesh axis that splits the rows, where called under shard_map; "lk_lambda" needs it
 
     def __post_init__(self) -> None:
         if self.loss not in get_args(TokenLoss):
@@ -120,11 +121,12 @@ class DFlashObjective:
           key: chooses the anchors.
           step: update that this batch belongs to, counted from 0.
         """
+        return self.terms(params, target, batch, self.choose(batch, key), step)
+
+    def choose(self, batch: TrainBatch, key: Key[Array, ""]) -> Blocks:
+        """Random anchors of every row: `num_anchors`, or all that a short row can have."""
         uniforms = jax.random.uniform(key, batch.ids.shape)
-        num_anchors = min(self.num_anchors, batch.ids.shape[1] - 1)
-        return self.terms(
-            params, target, batch, choose_anchors(batch, uniforms, num_anchors=num_anchors), step
-        )
+        return choose_anchors(batch, uniforms, num_anchors=min(self.num_anchors, batch.ids.shape[1] - 1))
 
     def terms(
         self,
@@ -224,7 +226,10 @@ class DFlashObjective:
         if self.loss == "lk_tv":
             numerator = sums["total_variation"]
         elif self.loss == "lk_lambda":
-            mean_prob = jnp.sum(sums["label_prob"]) / jnp.maximum(supervised, 1)
+            label_prob = jnp.sum(sums["label_prob"])
+            if self.data_axis is not None:
+                label_prob, supervised = jax.lax.psum((label_prob, supervised), self.data_axis)
+            mean_prob = label_prob / jnp.maximum(supervised, 1)
             share = jnp.minimum(self.kl_scale * jnp.exp(-self.kl_decay * mean_prob), 1.0)
             numerator = share * sums["cross_entropy"] + (1 - share) * sums["total_variation"]
         denominator = sums["weights"]

@@ -1,6 +1,6 @@
 """What an objective reads of the target: two frozen tables."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, Int
@@ -9,6 +9,7 @@ from jspec.targets.target import Target
 from pallas_kernels.pytree import pytree, static
 
 
+@runtime_checkable
 class Tables(Protocol):
     """Embedding and head of a target. No gradient flows into them."""
 

@@ -73,7 +73,7 @@ def adamw(
 
 def _clip(max_norm: float) -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        factor = jnp.minimum(1.0, max_norm / (optax.global_norm(updates) + 1e-6))
+        factor = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))
         return jax.tree.map(lambda g: g * factor, updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

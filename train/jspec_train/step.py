@@ -1,0 +1,170 @@
+"""One update: gradients of a window of micro-batches over a mesh, and the optimizer."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jspec.net import Leaf, Params
+from jspec.objectives.batch import TrainBatch
+from jspec.objectives.blocks import Blocks
+from jspec.objectives.frozen import FrozenTarget
+from jspec.objectives.terms import Terms, add
+from jspec_train.optimizer import to_compute
+from pallas_kernels.pytree import pytree
+
+# Leaves that are copies of something frozen.
+FROZEN = frozenset({"embedding", "head", "draft_ids"})
+Capture = Callable[[FrozenTarget, TrainBatch], TrainBatch]
+
+
+class BlockObjective(Protocol):
+    """What the step needs of an objective."""
+
+    def choose(self, batch: TrainBatch, key: Key[Array, ""]) -> Blocks:
+        """Random anchors of a batch."""
+        ...
+
+    def terms(
+        self, params: Params, target: Any, batch: TrainBatch, blocks: Blocks, step: Int[Array, ""] | int = 0
+    ) -> Terms:
+        """The loss over given anchors."""
+        ...
+
+
+@pytree
+class TrainState:
+    """Everything that an update changes."""
+
+    step: Int[Array, ""]  # updates done: the one counter, of schedules, random numbers and checkpoints
+    masters: Params  # float32, trainable leaves only
+    optimizer: Any
+
+
+@pytree
+class StepReport:
+    """What the host reads of an update."""
+
+    terms: Terms
+    grad_norm: Float[Array, ""]
+    sound: Bool[Array, ""]  # False: loss or gradients are not finite, and nothing was changed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """The pure functions of a training run. Arrays are arguments; this holds what is static."""
+
+    objective: BlockObjective
+    optimizer: optax.GradientTransformation
+    leaves: tuple[Leaf, ...]
+    mesh: Mesh
+    seed: int
+    capture: Capture | None = None  # fills in the features of a batch that comes without
+
+    @property
+    def trainable(self) -> tuple[int, ...]:
+        """Indices of the leaves that have a master."""
+        return tuple(i for i, leaf in enumerate(self.leaves) if leaf.path not in FROZEN)
+
+    def start(self, params: Params) -> TrainState:
+        """The state before the first update, fully sharded over the mesh's `data` axis."""
+        masters = tuple(jnp.asarray(params[i], jnp.float32) for i in self.trainable)
+        state = TrainState(
+            step=jnp.zeros((), jnp.int32), masters=masters, optimizer=self.optimizer.init(masters)
+        )
+        return jax.device_put(state, self.shardings(state))
+
+    def shardings(self, state: TrainState) -> TrainState:
+        """Where each array of the state lives: split along its first axis that the devices divide."""
+        devices = self.mesh.shape["data"]
+
+        def of(array: Any) -> NamedSharding:
+            axis = next((i for i, size in enumerate(array.shape) if size % devices == 0 and size), None)
+            spec = [None if i != axis else "data" for i in range(len(array.shape))]
+            return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+        return jax.tree.map(of, state)
+
+    def params(self, state: TrainState, frozen: Params) -> Params:
+        """All leaves in the dtypes that they are used in; `frozen` are the ones without a master."""
+        trainable, kept = iter(state.masters), iter(frozen)
+        held = tuple(
+            next(trainable) if i in set(self.trainable) else next(kept) for i in range(len(self.leaves))
+        )
+        return to_compute(held, self.leaves)
+
+    def update(
+        self, state: TrainState, frozen: Params, target: FrozenTarget, window: Sequence[TrainBatch]
+    ) -> tuple[TrainState, StepReport]:
+        """One update from the exact mean over all micro-batches of `window` and all devices.
+
+        An update whose loss or gradients are not finite changes nothing but is reported.
+        """
+        key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+        total, grads = None, None
+        for index, batch in enumerate(window):
+            terms, piece = self._gradients(state, frozen, target, batch, jax.random.fold_in(key, index))
+            total = terms if total is None else add(total, terms)
+            grads = piece if grads is None else jax.tree.map(jnp.add, grads, piece)
+        assert total is not None and grads is not None
+        grads = jax.tree.map(lambda g: g / jnp.maximum(total.denominator, 1e-9), grads)
+        norm = optax.tree.norm(grads)
+        sound = jnp.isfinite(total.numerator) & jnp.isfinite(norm)
+        updates, optimizer = self.optimizer.update(grads, state.optimizer, state.masters)
+        masters = optax.apply_updates(state.masters, updates)
+        new = TrainState(step=state.step + 1, masters=masters, optimizer=optimizer)
+        new = jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, state)
+        return new, StepReport(terms=total, grad_norm=norm, sound=sound)
+
+    def evaluate(
+        self, state: TrainState, frozen: Params, target: FrozenTarget, batch: TrainBatch, key: Key[Array, ""]
+    ) -> Terms:
+        """The loss of a batch, with anchors that depend on `key` alone; touches no random state of training."""
+        batch = batch if self.capture is None else self.capture(target, batch)
+        blocks = self.objective.choose(batch, key)
+        sums = self._over_data(
+            lambda p, f, t, b, c, s: self.objective.terms((*self._join(p, f),), t, b, c, s)
+        )
+        return sums(state.masters, frozen, target, batch, blocks, state.step)
+
+    def _gradients(
+        self, state: TrainState, frozen: Params, target: FrozenTarget, batch: TrainBatch, key: Key[Array, ""]
+    ) -> tuple[Terms, Params]:
+        batch = batch if self.capture is None else self.capture(target, batch)
+        blocks = self.objective.choose(batch, key)
+
+        def local(
+            masters: Params, frozen: Params, target: FrozenTarget, batch: Any, blocks: Any, step: Any
+        ) -> Any:
+            def numerator(masters: Params) -> tuple[Array, Terms]:
+                terms = self.objective.terms(self._join(masters, frozen), target, batch, blocks, step)
+                return terms.numerator, terms
+
+            (_, terms), grads = jax.value_and_grad(numerator, has_aux=True)(masters)
+            return terms, grads
+
+        return self._over_data(local)(state.masters, frozen, target, batch, blocks, state.step)
+
+    def _join(self, masters: Params, frozen: Params) -> Params:
+        return self.params(TrainState(step=jnp.zeros((), jnp.int32), masters=masters, optimizer=()), frozen)
+
+    def _over_data(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Runs on each device's rows of the batch and adds up; parameters are gathered for it."""
+        rows, whole = PartitionSpec("data"), PartitionSpec()
+
+        def summed(*arguments: Any) -> Any:
+            return jax.lax.psum(function(*arguments), "data")
+
+        return jax.shard_map(
+            summed,
+            mesh=self.mesh,
+            in_specs=(whole, whole, whole, rows, rows, whole),
+            out_specs=whole,
+            axis_names={"data"},
+            check_vma=False,
+        )
