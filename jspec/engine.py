@@ -12,16 +12,16 @@ from jspec.buckets import Bucket, Ladder
 from jspec.cache import new_cache
 from jspec.cut import Finish
 from jspec.decode import Method, Models, Report, State
+from jspec.intake import Intake
 from jspec.pages import PagePool
 from jspec.programs import Admission, Programs
-from jspec.prompts import Prompt, as_list, prompt_ids
+from jspec.prompts import Prompt
 from jspec.request import Request
 from jspec.results import Piece, Result, TokenLogProb
 from jspec.sampling import settings_row
 from jspec.settings import Settings
 from jspec.slots import empty_slots
 from jspec.targets.view import TargetView
-from jspec.text.output import Output
 from jspec.text.tokenizer import Tokenizer
 from jspec.timings import Stopwatch, Timings
 
@@ -90,6 +90,15 @@ class Engine:
             max_slots=max_slots,
             total_tokens=cache_tokens,
         )
+        self._intake = Intake(
+            vocab_size=target.vocab_size,
+            tokenizer=tokenizer,
+            eos_ids=self.eos_ids,
+            max_context=self.max_context,
+            max_log_probs=method.max_log_probs,
+            max_stop_ids=max_stop_ids,
+            pool=self._pool,
+        )
         self._free_slots = list(range(max_slots))
         cache = new_cache(
             target.groups,
@@ -151,7 +160,7 @@ class Engine:
         Raises:
           ValueError: a prompt or a setting is unusable; nothing has been decoded then.
         """
-        requests = self._requests(prompts, settings)
+        requests = self._intake.requests(prompts, settings)
         for piece in self._run(requests, timings):
             if piece.finish_reason is not None:
                 on_finish(piece.index)
@@ -165,7 +174,7 @@ class Engine:
 
         Closing the iterator early frees the requests' slots.
         """
-        return self._run(self._requests(prompts, settings), None)
+        return self._run(self._intake.requests(prompts, settings), None)
 
     def warm_up(self, *, prompt_lengths: Sequence[int] = (1,), lanes: int = 1) -> None:
         """Compiles every program for prompts of these lengths and up to `lanes` requests at a time.
@@ -185,72 +194,6 @@ class Engine:
         for bucket in sorted(buckets):
             self._round(bucket, [], None)
         self.generate([[0]], Settings(max_tokens=1, seed=0))  # the programs that admit and halt
-
-    # -- intake -------------------------------------------------------------------------------
-
-    def _requests(
-        self, prompts: Prompt | Sequence[Prompt], settings: Settings | Sequence[Settings] | None
-    ) -> list[Request]:
-        listed = as_list(prompts)
-        if settings is None:
-            settings = Settings()
-        per_prompt = [settings] * len(listed) if isinstance(settings, Settings) else list(settings)
-        if len(per_prompt) != len(listed):
-            raise ValueError(
-                f"settings: expected one, or {len(listed)} (one per prompt), got {len(per_prompt)}; pass either"
-            )
-        for one in per_prompt:
-            if not isinstance(one, Settings):
-                raise ValueError(
-                    f"settings: expected jspec.Settings, got {type(one).__name__}; pass Settings(max_tokens=...)"
-                )
-        return [self._request(i, p, s) for i, (p, s) in enumerate(zip(listed, per_prompt, strict=True))]
-
-    def _request(self, index: int, prompt: Prompt, settings: Settings) -> Request:
-        vocab_size = self.method.target.vocab_size
-        settings.check_against(vocab_size, self.eos_ids)
-        ids = prompt_ids(index, prompt, self.tokenizer)
-        if not ids:
-            raise ValueError(
-                f"prompts[{index}]: expected at least one token, got an empty prompt; pass some text"
-            )
-        bad = [i for i in ids if not 0 <= i < vocab_size]
-        if bad:
-            raise ValueError(
-                f"prompts[{index}]: expected ids below {vocab_size}, got {bad[0]}; use this model's tokenizer"
-            )
-        if len(ids) >= self.max_context:
-            raise ValueError(
-                f"prompts[{index}]: expected at most {self.max_context - 1} tokens, got {len(ids)}; "
-                "shorten the prompt or raise max_context"
-            )
-        limit = min(len(ids) + int(settings.max_tokens), self.max_context)
-        if not self._pool.can_ever_hold(limit):
-            raise ValueError(
-                f"prompts[{index}]: expected at most {self._pool.num_pages[0] * self._pool.page_size} tokens with "
-                f"its answer, got {limit}; lower max_tokens or raise cache_tokens"
-            )
-        most = self.method.max_log_probs
-        if settings.log_probs is not None and (settings.log_probs > most or not most):
-            raise ValueError(
-                f"log_probs: expected {f'at most {most}' if most else 'None'}, got {settings.log_probs}; "
-                "load the engine with a larger max_log_probs"
-            )
-        if settings.stop and self.tokenizer is None:
-            raise ValueError("stop: expected no stop strings without a tokenizer; use stop_token_ids")
-        stop_ids = settings.stop_ids(self.eos_ids)
-        if len(stop_ids) > self.max_stop_ids:
-            raise ValueError(
-                f"stop_token_ids: expected at most {self.max_stop_ids} with the model's own, got {len(stop_ids)}; "
-                "load the engine with a larger max_stop_ids"
-            )
-        return Request(
-            index=index,
-            prompt_ids=tuple(ids),
-            settings=settings,
-            limit=limit,
-            output=Output(tokenizer=self.tokenizer, stop=settings.stop),
-        )
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -333,7 +276,6 @@ class Engine:
 
     def _take(self, request: Request, lane: int, report: Report) -> Piece | None:
         was_prefilling = request.prefilling
-        request.ready = int(report.ready[lane])
         emitted, accepted = int(report.emitted[lane]), int(report.accepted[lane])
         committed = int(report.committed[lane])
         request.committed += committed
@@ -357,6 +299,8 @@ class Engine:
                 committed=min(committed, len(ids)),
             )
         request.token_ids.extend(ids)
+        # The last token that a request may emit is a bonus: there is no room to draft it.
+        request.ready = max(min(int(report.ready[lane]), request.limit - request.known - 1), 0)
         if request.settings.log_probs is not None:
             request.log_probs.extend(self._log_probs(request, lane, report, ids))
         if not ids and request.finish_reason is None:

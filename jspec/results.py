@@ -26,6 +26,7 @@ class Counters:
     committed: int = 0  # target nodes that entered the cache, the prompt's not included
     emitted: int = 0  # tokens
     rounds: int = 0
+    drafting_rounds: int = 0  # rounds in which at least one draft token was verified
     accept_histogram: tuple[int, ...] = ()  # rounds by accept length: index 0, 1, 2, ...
 
     @property
@@ -39,9 +40,11 @@ class Counters:
         return self.accepted / self.verified if self.verified else None
 
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """Fraction of rounds whose draft token at position 1, 2, ... was accepted."""
-        total = sum(self.accept_histogram)
-        return tuple(sum(self.accept_histogram[j:]) / total for j in range(1, len(self.accept_histogram)))
+        """Of the rounds that drafted, the fraction whose draft token at position 1, 2, ... was accepted."""
+        if not self.drafting_rounds:
+            return ()
+        reached = [sum(self.accept_histogram[j:]) for j in range(1, len(self.accept_histogram))]
+        return tuple(count / self.drafting_rounds for count in reached)
 
 
 def add(counters: Sequence[Counters]) -> Counters:
@@ -58,6 +61,7 @@ def add(counters: Sequence[Counters]) -> Counters:
         committed=sum(c.committed for c in counters),
         emitted=sum(c.emitted for c in counters),
         rounds=sum(c.rounds for c in counters),
+        drafting_rounds=sum(c.drafting_rounds for c in counters),
         accept_histogram=tuple(histogram),
     )
 

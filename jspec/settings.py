@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,9 +65,10 @@ class Settings:
         self._normalise_ids()
         if self.seed is not None:
             _check_whole("seed", self.seed, 0, MAX_SEED, "use None for a fresh seed")
-        if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
+        if not _is_list(self.stop) or not all(isinstance(text, str) for text in self.stop):
             raise ValueError(
-                f"stop: expected a sequence of strings, got {self.stop!r}; wrap a single one in a tuple"
+                f"stop: expected a sequence of strings, got {self.stop!r}; "
+                "wrap a single one in a tuple, or use () for none"
             )
         if "" in self.stop:
             raise ValueError(
@@ -86,9 +87,18 @@ class Settings:
             )
 
     def _normalise_ids(self) -> None:
+        if not isinstance(self.logit_bias, Mapping):
+            raise ValueError(
+                f"logit_bias: expected a mapping of token ids to numbers, got {self.logit_bias!r}; "
+                "use {} for none"
+            )
         for id_, bias in self.logit_bias.items():
             _check_whole("logit_bias", id_, 0, None, "use token ids as keys")
-            if not isinstance(bias, NUMBER) or not (bias == -math.inf or abs(bias) <= LARGEST):
+            if (
+                not isinstance(bias, NUMBER)
+                or isinstance(bias, bool)
+                or not (bias == -math.inf or abs(bias) <= LARGEST)
+            ):
                 raise ValueError(
                     f"logit_bias: expected a finite number or -inf for id {id_}, got {bias!r}; "
                     "use -inf to ban a token"
@@ -179,7 +189,46 @@ def _check_number(
         raise ValueError(f"{name}: expected {wanted}, got {value!r}; {remedy}")
 
 
-def _checked_ids(name: str, ids: Sequence[int]) -> tuple[int, ...]:
+def _is_list(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1
+    return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+
+
+def _checked_ids(name: str, ids: Any) -> tuple[int, ...]:
+    if not _is_list(ids):
+        raise ValueError(
+            f"{name}: expected a sequence of token ids, got {ids!r}; wrap a single one in a tuple"
+        )
     for id_ in ids:
         _check_whole(name, id_, 0, None, "use token ids")
     return tuple(int(id_) for id_ in ids)
+
+
+def settings_from_json(values: Any, base: Settings) -> Settings:
+    """`base` with the fields of a JSON object on top; ids as keys of "logit_bias" are strings there.
+
+    Raises:
+      ValueError: no object, a field that does not exist, or a value that `Settings` refuses.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f'settings: expected an object, got {values!r}; write {{"max_tokens": 32}}')
+    known = [field.name for field in dataclasses.fields(Settings)]
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        raise ValueError(
+            f"settings: expected names out of {', '.join(known)}, got {', '.join(map(str, unknown))}; "
+            "correct or remove them"
+        )
+    values = dict(values)
+    if isinstance(values.get("logit_bias"), Mapping):
+        values["logit_bias"] = {_id_of(key): bias for key, bias in values["logit_bias"].items()}
+    return dataclasses.replace(base, **values)
+
+
+def _id_of(key: Any) -> Any:
+    if not isinstance(key, str):
+        return key
+    if not (key.isascii() and key.isdigit()):
+        raise ValueError(f"logit_bias: expected token ids as keys, got {key!r}; write them as whole numbers")
+    return int(key)

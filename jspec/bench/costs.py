@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from jspec.engine import Engine
+from jspec.results import Counters
 from jspec.settings import Settings
 from jspec.timings import Timings
 
@@ -57,17 +58,24 @@ def round_costs(
     return costs
 
 
-def best_draft_length(costs: Sequence[Cost], acceptance: Sequence[float]) -> tuple[int, float]:
+def best_draft_length(costs: Sequence[Cost], counters: Counters) -> tuple[int, float]:
     """The draft length with the most expected tokens per second, and its gain over plain.
+
+    What was committed by rounds that drafted is taken as the text on which the drafter has something
+    to propose. Another draft length covers that text in more or fewer rounds, of another cost each;
+    the rest of the text costs a plain round per token at any draft length.
 
     Args:
       costs: as measured, plain first.
-      acceptance: fraction of rounds whose draft token at position 1, 2, ... was accepted (all before it
-        accepted as well), so that the expected commit length is 1 + the sum of the first d of them.
+      counters: of decoding with the drafter, at a draft length of at least those in question.
     """
+    acceptance = counters.acceptance_by_position()
+    drafting, plain_rounds = counters.drafting_rounds, counters.rounds - counters.drafting_rounds
+    covered = drafting * (1 + sum(acceptance))  # tokens
     best = (0, 1.0)
     for cost in costs:
         if 0 < cost.draft_length <= len(acceptance):
-            gain = (1 + sum(acceptance[: cost.draft_length])) / cost.relative
-            best = max(best, (cost.draft_length, gain), key=lambda pair: pair[1])
+            commit_length = 1 + sum(acceptance[: cost.draft_length])
+            spent = plain_rounds + covered / commit_length * cost.relative  # in plain rounds
+            best = max(best, (cost.draft_length, (plain_rounds + covered) / spent), key=lambda pair: pair[1])
     return best

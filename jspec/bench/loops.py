@@ -14,7 +14,7 @@ def loop_period(
     count = len(token_ids)
     for period in range(1, longest + 1):
         tail = max(repeats * period, least)
-        if tail + period <= count and all(
+        if tail <= count and all(
             token_ids[i] == token_ids[i - period] for i in range(count - tail + period, count)
         ):
             return period

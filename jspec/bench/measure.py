@@ -35,7 +35,7 @@ class Measurement:
     counters: Counters
     shares: Mapping[str, float]  # of the round: draft, target, rest
     host_share: float  # of the round: the part of the rest that is Python between the programs
-    identical: bool | None  # greedy tokens equal to plain's; None for plain itself
+    identical: bool | None  # tokens equal to plain's; None for plain itself and for text without a seed
     looping: tuple[int, ...]  # prompts left out because their text is stuck in a loop
     simulated: bool
 
@@ -109,7 +109,8 @@ def measure(
                 summarise(name, task, runs[name], base, [results[name][i] for i in kept], timings, looping)
             )
             same = [results[name][i].token_ids == plain[i].token_ids for i in kept]
-            if name != next(iter(engines)) and settings.temperature == 0:
+            repeatable = settings.temperature == 0 or settings.seed is not None
+            if name != next(iter(engines)) and repeatable:
                 measurements[-1] = dataclasses.replace(measurements[-1], identical=all(same))
     return measurements
 

@@ -57,19 +57,29 @@ def read_prompts(path: str | Path) -> dict[str, tuple[str, ...]]:
     """Prompts of a JSON Lines file: objects with "prompt" and optionally "task".
 
     Raises:
-      ValueError: a line that is no such object, or no line at all.
+      ValueError: no such file, a line that is no such object, or no line at all.
     """
     tasks: dict[str, list[str]] = {}
-    for number, line in enumerate(Path(path).read_text("utf-8").split("\n"), start=1):
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8 text"
+        raise ValueError(
+            f"prompts: expected JSON Lines, got {str(path)!r} ({reason}); check the path"
+        ) from problem
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-            tasks.setdefault(str(row.get("task", "prompts")), []).append(str(row["prompt"]))
-        except (json.JSONDecodeError, AttributeError, KeyError) as problem:
+        except json.JSONDecodeError:
+            row = None
+        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"]:
             raise ValueError(
-                f'{path}:{number}: expected an object with "prompt", got {line[:60]!r}; write one object per line'
-            ) from problem
+                f'{path}:{number}: expected an object with a text as "prompt", got {line[:60]!r}; '
+                "write one object per line"
+            )
+        tasks.setdefault(str(row.get("task", "prompts")), []).append(row["prompt"])
     if not tasks:
         raise ValueError(f"{path}: expected at least one prompt, got none; write one object per line")
     return {task: tuple(prompts) for task, prompts in tasks.items()}

@@ -4,40 +4,59 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from jspec.bench.costs import Cost
 from jspec.bench.measure import Measurement
 
+# No lines between the columns: a terminal of 80 must hold them all.
+_NARROW: dict[str, Any] = {"box": box.SIMPLE, "padding": (0, 1, 0, 0), "pad_edge": False}
+
 
 def measurement_table(measurements: Sequence[Measurement]) -> Table:
-    """One row per task and variant."""
-    table = Table(title="plain against speculative, medians of interleaved repeats")
-    for heading in ("task", "variant", "tokens/s", "ratio", "end to end", "mean commit", "by position"):
-        table.add_column(
-            heading, justify="left" if heading in ("task", "variant", "by position") else "right"
-        )
-    for heading in ("draft", "target", "rest", "Python", "identical"):
-        table.add_column(heading, justify="right")
+    """One row per task and variant: how fast, and whether it is the same text."""
+    table = Table(**_NARROW, title="plain against speculative, medians of interleaved repeats")
+    for heading in ("task", "variant", "tokens/s", "ratio", "end to end", "mean commit", "identical"):
+        table.add_column(heading, justify="left" if heading in ("task", "variant") else "right")
     for m in measurements:
         table.add_row(
             m.task,
-            m.variant + (" (simulated)" if m.simulated else ""),
+            _variant(m),
             f"{m.tokens_per_second:.1f} ±{m.spread / 2:.0%}",
             f"{m.ratio:.2f}x",
             f"{m.end_to_end_ratio:.2f}x",
             "-" if m.counters.mean_commit_length is None else f"{m.counters.mean_commit_length:.2f}",
-            " ".join(f"{p:.2f}" for p in m.counters.acceptance_by_position()) or "-",
-            *(f"{m.shares[part]:.0%}" for part in ("draft", "target", "rest")),
-            f"{m.host_share:.1%}",
             {None: "-", True: "yes", False: "NO"}[m.identical],
         )
     return table
 
 
+def round_table(measurements: Sequence[Measurement]) -> Table:
+    """One row per task and variant: where a round's time goes, and which draft tokens are accepted."""
+    table = Table(**_NARROW, title="time of a round by part; accepted draft tokens of rounds that drafted")
+    for heading in ("task", "variant", "draft", "target", "rest", "Python", "by position, %"):
+        table.add_column(
+            heading, justify="right" if heading in ("draft", "target", "rest", "Python") else "left"
+        )
+    for m in measurements:
+        table.add_row(
+            m.task,
+            _variant(m),
+            *(f"{m.shares[part]:.0%}" for part in ("draft", "target", "rest")),
+            f"{m.host_share:.1%}",
+            " ".join(f"{p * 100:.0f}" for p in m.counters.acceptance_by_position()) or "-",
+        )
+    return table
+
+
+def _variant(m: Measurement) -> str:
+    return m.variant + (" (simulated)" if m.simulated else "")
+
+
 def cost_table(costs: Sequence[Cost]) -> Table:
     """What a draft of each length costs, and what it must bring."""
-    table = Table(title="cost of a round, and the mean commit length that pays for it")
+    table = Table(**_NARROW, title="cost of a round, and the mean commit length that pays for it")
     for heading in ("draft tokens", "ms per round", "of plain", "break-even mean commit"):
         table.add_column(heading, justify="right")
     for cost in costs:

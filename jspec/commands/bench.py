@@ -10,7 +10,7 @@ from rich.console import Console
 from jspec.bench.costs import best_draft_length, round_costs
 from jspec.bench.measure import measure
 from jspec.bench.prompts import PROMPTS, read_prompts
-from jspec.bench.table import as_json, cost_table, measurement_table
+from jspec.bench.table import as_json, cost_table, measurement_table, round_table
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype, Model
 from jspec.drafters.simulated import simulated
 from jspec.engine import Engine
@@ -29,10 +29,11 @@ def bench(
     task: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PROMPTS)}; default all.")] = None,
     prompts: Annotated[Path | None, typer.Option(help='JSON Lines with "prompt" and "task" instead.')] = None,
     max_tokens: Annotated[int, typer.Option()] = 96,
-    temperature: Annotated[
-        float, typer.Option(help="0 = greedy, where tokens are compared with plain's.")
-    ] = 0.0,
-    repeats: Annotated[int, typer.Option(help="Interleaved; medians are reported.")] = 5,
+    temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
+    seed: Annotated[
+        int, typer.Option(help="Of sampled text, so that every run decodes the same and can be compared.")
+    ] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved; medians are reported.")] = 5,
     costs: Annotated[
         bool, typer.Option(help="Also measure rounds by draft length and the break-even point.")
     ] = True,
@@ -41,6 +42,11 @@ def bench(
 ) -> None:
     """Measures drafters against plain decoding of the same prompts."""
     console = Console()
+    settings = Settings(max_tokens=max_tokens, temperature=temperature, seed=seed if temperature else None)
+    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
+        raise ValueError(
+            f"json: expected a file in a folder that exists, got {str(output)!r}; check the path"
+        )
     tasks = PROMPTS if prompts is None else read_prompts(prompts)
     unknown = set(task or ()) - set(tasks)
     if unknown:
@@ -49,12 +55,11 @@ def bench(
         )
     chosen = {name: texts for name, texts in tasks.items() if not task or name in task}
     chats = {name: [[{"role": "user", "content": text}] for text in texts] for name, texts in chosen.items()}
-    with console.status("loading") as status:
+    with console.status("loading the model") as status:
         plain = load(model, drafter="plain", dtype=dtype, max_slots=1, compilation_cache=compilation_cache)
         engines = {"plain": plain}
         for name in drafter or ["ngram"]:
             engines[name] = with_drafter(plain, name, draft_length=draft_length)
-        settings = Settings(max_tokens=max_tokens, temperature=temperature)
         measurements = measure(engines, chats, settings, repeats=repeats, progress=status.update)
         measured = []
         if costs:
@@ -67,6 +72,7 @@ def bench(
 
             measured = round_costs(engine_for, prompt, (1, 2, 3, 5, 7))
     console.print(measurement_table(measurements))
+    console.print(round_table(measurements))
     for m in measurements:
         if m.looping:
             console.print(f"{m.task}: prompts {list(m.looping)} left out, their text is stuck in a loop")
@@ -74,7 +80,7 @@ def bench(
         console.print(cost_table(measured))
         for name in list(engines)[1:]:
             total = add([m.counters for m in measurements if m.variant == name])
-            length, gain = best_draft_length(measured, total.acceptance_by_position())
+            length, gain = best_draft_length(measured, total)
             console.print(
                 f"{name}: best draft length on these prompts {length} (expected {gain:.2f}x of plain)"
             )

@@ -45,7 +45,8 @@ def demo(
         console.rule(f"[bold]{name}")
         seconds = 0.0
         for prompt, chat in zip(PROMPTS, chats, strict=True):
-            console.print(f"\n[dim]> {prompt.splitlines()[0]}[/dim]")
+            console.print()
+            console.print(quoted(prompt))
             seconds += show(console, engine, chat, settings)
         timings = Timings()
         with console.status("the same once more, timed part by part"):
@@ -55,8 +56,20 @@ def demo(
     console.print(comparison(rows))
     same = all(a.token_ids == b.token_ids for a, b in zip(rows[0][2], rows[1][2], strict=True))
     console.print(f"tokens identical: {'yes' if same else 'NO'}")
+    console.print(
+        Rich(
+            "One pass each: speeds differ by some percent from pass to pass, and by more on a busy machine. "
+            "jspec bench interleaves repeats and gives medians.",
+            style="dim",
+        )
+    )
     if not same:
         raise typer.Exit(1)
+
+
+def quoted(prompt: str) -> Rich:
+    """A whole prompt, every line of it marked as one."""
+    return Rich("\n".join(f"> {line}" for line in prompt.splitlines()), style="dim")
 
 
 def show(console: Console, engine: Engine, chat: list[dict[str, str]], settings: Settings) -> float:

@@ -2,24 +2,33 @@
 
 import dataclasses
 import json
+import os
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.progress import Progress
 
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Drafter, Dtype, Model
+from jspec.commands.prompt_files import Row, read_rows
 from jspec.engine import Engine
 from jspec.loading import load
-from jspec.results import Result
+from jspec.prompts import Prompt
 from jspec.settings import Settings
 
 
 def generate(
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="Texts, each a prompt of its own.")
+    ] = None,
     model: Model = None,
     prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", "-p", help="May be given several times.")
+        list[str] | None,
+        typer.Option("--prompt", "-p", help="The same as PROMPT; may be given several times."),
     ] = None,
     file: Annotated[
         Path | None,
@@ -41,7 +50,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Same seed, same text, with or without a drafter.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")] = None,
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")] = None,
-    max_slots: Annotated[int, typer.Option(help="Prompts decoded together.")] = 4,
+    max_slots: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 4,
     compilation_cache: CompilationCache = DEFAULT_CACHE,
 ) -> None:
     """Decodes prompts and prints the answers."""
@@ -55,65 +64,107 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
     )
-    prompts, per_prompt = [], []
-    for text in prompt or ():
-        prompts.append(as_prompt(text, chat))
-        per_prompt.append(settings)
+    refuse_models(texts or (), others=bool(prompt or file))
+    rows = [
+        Row(origin=f"prompt {number}", prompt=text, settings=settings, is_text=True)
+        for number, text in enumerate([*(texts or ()), *(prompt or ())], start=1)
+    ]
     if file is not None:
-        for item, own in read_rows(file, chat, settings):
-            prompts.append(item)
-            per_prompt.append(own)
-    if not prompts:
-        raise ValueError("prompt: expected at least one, got none; pass --prompt or --file")
-    engine = load(
-        model,
-        drafter=drafter,
-        dtype=dtype,
-        max_context=max_context,
-        max_slots=min(max_slots, len(prompts)),
-        compilation_cache=compilation_cache,
-    )
-    if stream and not as_json and len(prompts) == 1:
-        for piece in engine.stream(prompts, per_prompt):
-            print(piece.text, end="", flush=True)
-        print()
-        return
-    for result in with_progress(engine, prompts, per_prompt):
-        print(json.dumps(dataclasses.asdict(result)) if as_json else f"{result.text}\n")
+        rows += read_rows(file, settings)
+    if not rows:
+        raise ValueError(
+            'prompt: expected at least one, got none; write jspec generate "some text", or pass --file'
+        )
+    console = Console(stderr=True)
+    with console.status("loading the model"):
+        engine = load(
+            model,
+            drafter=drafter,
+            dtype=dtype,
+            max_context=max_context,
+            max_slots=min(max_slots, len(rows)),
+            compilation_cache=compilation_cache,
+        )
+    prompts = [as_prompt(row.prompt, chat) if row.is_text else row.prompt for row in rows]
+    try:
+        if stream and not as_json and len(rows) == 1:
+            failures = print_stream(console, engine, prompts[0], rows[0].settings)
+        else:
+            failures = print_results(console, engine, rows, prompts, as_json)
+    except ValueError as problem:
+        raise ValueError(with_origin(str(problem), rows)) from problem
+    for index, reason in failures:
+        print(f"{rows[index].origin}: {reason}", file=sys.stderr)
+    if failures:
+        raise typer.Exit(1)
 
 
-def with_progress(engine: Engine, prompts: list[Any], settings: list[Settings]) -> list[Result]:
-    """Decodes with a progress bar on standard error."""
-    from rich.console import Console
+def print_stream(
+    console: Console, engine: Engine, prompt: Prompt, settings: Settings
+) -> list[tuple[int, str]]:
+    """Prints the text of one prompt as it is decoded; returns its failure, if it is one."""
+    pieces = engine.stream([prompt], [settings])
+    with console.status("the prompt; the first start of an engine also compiles its programs"):
+        piece = next(pieces)
+    print(piece.text, end="", flush=True)
+    for piece in pieces:
+        print(piece.text, end="", flush=True)
+    print()
+    return [(0, piece.finish_reason)] if _failed(piece.finish_reason) else []
 
-    with Progress(console=Console(file=sys.stderr), transient=True) as progress:
-        task = progress.add_task("decoding", total=len(prompts))
-        return engine.generate(prompts, settings, on_finish=lambda _: progress.advance(task))
+
+def print_results(
+    console: Console, engine: Engine, rows: Sequence[Row], prompts: Sequence[Prompt], as_json: bool
+) -> list[tuple[int, str]]:
+    """Decodes all prompts under a progress bar, then prints them; returns the failures."""
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("decoding; the first start also compiles", total=len(rows))
+        results = engine.generate(
+            prompts, [row.settings for row in rows], on_finish=lambda _: progress.advance(task)
+        )
+    for row, result in zip(rows, results, strict=True):
+        if as_json:
+            print(json.dumps(dataclasses.asdict(result)))
+        else:
+            print(f"{title(row) if len(rows) > 1 else ''}{result.text}\n")
+    return [(i, result.finish_reason) for i, result in enumerate(results) if _failed(result.finish_reason)]
 
 
-def as_prompt(text: str, chat: bool) -> Any:
+def _failed(finish_reason: str | None) -> bool:
+    return finish_reason is not None and finish_reason.startswith("error")
+
+
+def title(row: Row) -> str:
+    """A line that says which prompt an answer belongs to."""
+    said: Any = row.prompt
+    if not isinstance(said, str):
+        # The last message of a chat, or the ids.
+        said = said[-1].get("content", "") if isinstance(said[-1], dict) else f"ids {list(said)}"
+    said = " ".join(str(said).split())
+    return f"> {row.origin}: {said if len(said) <= 80 else f'{said[:77]}...'}\n"
+
+
+def as_prompt(text: Any, chat: bool) -> Prompt:
     """A text as it is, or as the only message of a chat."""
     return [{"role": "user", "content": text}] if chat else text
 
 
-def read_rows(path: Path, chat: bool, settings: Settings) -> list[tuple[Any, Settings]]:
-    """Prompts of a JSON Lines file, each with the command's settings and its own on top.
+def refuse_models(texts: Sequence[str], *, others: bool) -> None:
+    """Raises ValueError for a text that names a model: that goes elsewhere on the command line.
 
-    Raises:
-      ValueError: a line without a prompt, or with a setting that does not exist.
+    Args:
+      texts: what was passed without an option.
+      others: whether prompts came by an option as well, so that these are no likely prompts.
     """
-    rows = []
-    for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            item = next(row[key] for key in ("messages", "ids", "prompt") if key in row)
-            own = dataclasses.replace(settings, **row.get("settings", {}))
-        except (json.JSONDecodeError, TypeError, StopIteration, AttributeError) as problem:
-            raise ValueError(
-                f'{path}:{number}: expected an object with "prompt", "messages" or "ids" and known "settings", '
-                f"got {line[:60]!r} ({problem})"
-            ) from problem
-        rows.append((as_prompt(item, chat) if isinstance(item, str) else item, own))
-    return rows
+    for text in texts:
+        is_model = text.endswith(".gguf") or os.path.isfile(os.path.join(text, "config.json"))
+        if is_model or (others and re.fullmatch(r"[\w.-]+/[\w.-]+", text)):
+            raise ValueError(f"prompt: expected text, got the model {text!r}; pass it with --model")
+
+
+def with_origin(message: str, rows: Sequence[Row]) -> str:
+    """An error of the engine that names a prompt by its number, with the prompt's origin instead."""
+    found = re.match(r"(?:prompts|settings)\[(\d+)\](\.)?", message)
+    if found is None:
+        return message
+    return rows[int(found[1])].origin + (": " if found[2] else "") + message[found.end() :]

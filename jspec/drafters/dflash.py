@@ -11,16 +11,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jspec.coins import coupled_noise
-from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, paged_blocks
+from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, draft_logits, paged_blocks
+from jspec.drafters.head_columns import head_columns
 from jspec.drafters.protocol import Committed, Text
 from jspec.features import layer_outputs
 from jspec.net import Leaf, Params, net_of
 from jspec.round import OneHot, Proposal, chain_parents
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of
+from jspec.targets.layers import project_float32
 from jspec.targets.view import TargetView
 from jspec.vocabulary import argmax
 from pallas_kernels.attention.pages import Pages, allocate, commit_rows
+from pallas_kernels.pytree import pytree
 
 
 def dflash_leaves(config: DFlashConfig, dtype: jnp.dtype) -> tuple[Leaf, ...]:
@@ -37,9 +40,17 @@ def dflash_net(config: DFlashConfig, params: Params) -> DFlashNet:
     return net_of(DFlashNet, config, jnp.dtype(jnp.float32)).module(params)
 
 
+@pytree
+class DFlashState:
+    """Pages that follow the target's page table, and the part of the target's head that is drafted with."""
+
+    pages: Pages
+    head: Float[Array, "hidden draft_vocabulary"] | None  # None = all of it, where the target has it
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DFlash:
-    """See `dflash`. Its state is a pool of pages that follows the target's page table."""
+    """See `dflash`."""
 
     config: DFlashConfig
     draft_length: int
@@ -51,16 +62,16 @@ class DFlash:
         """The target states that it was trained on."""
         return layer_outputs(self.config.target_layer_ids)
 
-    def init(self, params: Params, target: TargetView, max_slots: int) -> Pages:
+    def init(self, params: Params, target: TargetView, max_slots: int) -> DFlashState:
         """Empty pages, one for each of the target's.
 
         Raises:
           ValueError: naming both sides, if the drafter was made for another target.
         """
         check_target(self.config, target)
-        dflash_net(self.config, params)
+        net = dflash_net(self.config, params)
         group, decoder = target.cache.groups[0], self.config.decoder
-        return allocate(
+        pages = allocate(
             num_layers=decoder.num_layers,
             num_pages=group.pages.num_pages,
             page_size=group.pages.page_size,
@@ -68,22 +79,32 @@ class DFlash:
             head_size=decoder.head_size,
             dtype=group.pages.k.dtype,
         )
+        head = (
+            None
+            if net.draft_ids is None
+            else head_columns(target.logits, decoder.hidden_size, net.draft_ids[...])
+        )
+        return DFlashState(pages=pages, head=head)
 
     def draft(
         self,
         params: Params,
         target: TargetView,
-        state: Pages,
+        state: DFlashState,
         lanes: Int[Array, "lanes"],
         text: Text,
         sampling: SamplingTable,
     ) -> Proposal:
         """The best token of every masked place, or the coupled draw of a request with a seed."""
         drafting = self._drafting(target, lanes, text)
-        hidden = self.block_hidden(params, target, state, lanes, text)
-        hidden = hidden[:, 1 : self.draft_length + 1]
-        logits = target.logits(hidden.reshape(-1, hidden.shape[2]))
-        tokens = choose(logits, sampling, lanes, text.lengths[rows_of(lanes)])
+        net = dflash_net(self.config, params)
+        _, logits = self.draft_rows(params, target, state, lanes, text)
+        logits = logits.reshape(-1, logits.shape[2])
+        ids = None if net.draft_ids is None else net.draft_ids[...]
+        columns = choose(
+            logits, sampling, lanes, text.lengths[rows_of(lanes)], ids, self.config.decoder.vocab_size
+        )
+        tokens = net.target_ids(columns)
         # A row that is no distribution (-1) ends the proposal instead of reaching the target.
         sound = jnp.cumprod((tokens >= 0).astype(jnp.int32), axis=1)
         return Proposal(
@@ -93,8 +114,22 @@ class DFlash:
             q=OneHot(),
         )
 
+    def draft_rows(
+        self, params: Params, target: TargetView, state: DFlashState, lanes: Int[Array, "lanes"], text: Text
+    ) -> tuple[Float[Array, "lanes drafts hidden"], Float[Array, "lanes drafts vocabulary"]]:
+        """Hidden states and unary logits of the rows that draft token 0, 1, ... come from.
+
+        With a reduced vocabulary the columns are its own; `DFlashNet.target_ids` says which ids they are.
+        """
+        first = 0 if self.config.anchor_predicts else 1
+        hidden = self.block_hidden(params, target, state, lanes, text)[:, first : first + self.draft_length]
+        flat = hidden.reshape(-1, hidden.shape[2])
+        scores = target.logits(flat) if state.head is None else project_float32(flat, state.head)
+        logits = draft_logits(self.config, scores)
+        return hidden, logits.reshape(*hidden.shape[:2], -1)
+
     def block_hidden(
-        self, params: Params, target: TargetView, state: Pages, lanes: Int[Array, "lanes"], text: Text
+        self, params: Params, target: TargetView, state: DFlashState, lanes: Int[Array, "lanes"], text: Text
     ) -> Float[Array, "lanes block hidden"]:
         """Hidden states of the whole block, after the final norm. Lanes that do not draft see no context."""
         net = dflash_net(self.config, params)
@@ -110,31 +145,32 @@ class DFlash:
             embeddings = jnp.take(net.embedding[...], ids, axis=0, mode="fill")
         page_table = target.cache.groups[0].page_table[rows]
         positions = (context_lengths[:, None] + within).reshape(-1)
-        see = paged_blocks(self.config, positions, state, page_table, context_lengths)
-        hidden = net.block(embeddings, positions, see, state.k.dtype)
+        see = paged_blocks(self.config, positions, state.pages, page_table, context_lengths)
+        hidden = net.block(embeddings, positions, see, state.pages.k.dtype)
         return hidden.reshape(lanes.shape[0], block_size, -1)
 
     def absorb(
         self,
         params: Params,
         target: TargetView,
-        state: Pages,
+        state: DFlashState,
         lanes: Int[Array, "lanes"],
         text: Text,
         committed: Committed,
-    ) -> tuple[Pages, Int[Array, "lanes"]]:
+    ) -> tuple[DFlashState, Int[Array, "lanes"]]:
         """Adds the rows of the committed tokens behind each slot's context."""
         net = dflash_net(self.config, params)
         k, v = net.context_rows(committed.features, committed.positions)
         page_table = target.cache.groups[0].page_table[rows_of(lanes)]
-        state = commit_rows(
-            state,
-            k.astype(state.k.dtype),
-            v.astype(state.v.dtype),
+        pages = commit_rows(
+            state.pages,
+            k.astype(state.pages.k.dtype),
+            v.astype(state.pages.v.dtype),
             committed.path,
             page_table,
             committed.context_lengths,
         )
+        state = DFlashState(pages=pages, head=state.head)
         return state, jnp.where(self._drafting(target, lanes, text), self.draft_length, 0)
 
     def _drafting(self, target: TargetView, lanes: Int[Array, "lanes"], text: Text) -> Bool[Array, "lanes"]:
@@ -157,19 +193,33 @@ def dflash(config: DFlashConfig, *, draft_length: int | None = None) -> DFlash:
       draft_length: draft tokens per proposal, 1 .. block_size - 1; None = all.
 
     Raises:
-      ValueError: draft_length out of range.
+      ValueError: draft_length out of range, or a config with a selector.
 
     Source: DFlash (z-lab/dflash); SGLang 0.5.23, models/dflash.py.
     """
-    longest = config.block_size - 1
-    if draft_length is None:
-        draft_length = longest
-    if not 1 <= draft_length <= longest:
+    if config.selector is not None:
         raise ValueError(
-            f"draft_length: expected 1 to {longest} (block_size {config.block_size} without the anchor), "
+            f"config: expected a drafter without a candidate selector, got ({config.identity}); use dflash2()"
+        )
+    return DFlash(config=config, draft_length=checked_draft_length(config, draft_length))
+
+
+def checked_draft_length(config: DFlashConfig, draft_length: int | None) -> int:
+    """The draft length asked for, or the longest.
+
+    Raises:
+      ValueError: the block has fewer rows that predict.
+    """
+    longest = config.longest_draft
+    if draft_length is None:
+        return longest
+    if not 1 <= draft_length <= longest:
+        without = "" if config.anchor_predicts else " without the anchor"
+        raise ValueError(
+            f"draft_length: expected 1 to {longest} (block_size {config.block_size}{without}), "
             f"got {draft_length}; choose one of these, or plain() to propose nothing"
         )
-    return DFlash(config=config, draft_length=draft_length)
+    return draft_length
 
 
 def check_target(config: DFlashConfig, view: TargetView) -> None:
@@ -201,8 +251,10 @@ def choose(
     sampling: SamplingTable,
     lanes: Int[Array, "lanes"],
     text_lengths: Int[Array, "lanes"],
+    ids: Int[Array, "vocabulary"] | None,
+    vocab_size: int,
 ) -> Int[Array, "lanes drafts"]:
-    """The best id of every row; for sampled requests with a seed, the id that the seed would draw.
+    """The best column of every row; for sampled requests with a seed, the one that the seed would draw.
 
     The coupled verifier adds the same noise to the target's scores, so it agrees more often.
 
@@ -211,6 +263,8 @@ def choose(
       sampling: settings of the slots.
       lanes: slot of each lane, -1 for padding.
       text_lengths: tokens known per lane: draft token 0 would be at this position.
+      ids: target ids of the columns; None = the columns are ids.
+      vocab_size: of the target.
     """
     num_lanes = lanes.shape[0]
     drafts = logits.shape[0] // num_lanes
@@ -221,9 +275,12 @@ def choose(
     def drawn() -> Array:
         within = jax.lax.broadcasted_iota(jnp.int32, (num_lanes, drafts), 1)
         positions = (text_lengths[:, None] + within).reshape(-1)
-        noise = coupled_noise(jnp.repeat(sampling.seeds[slots], drafts), positions, logits.shape[1])
+        noise = coupled_noise(jnp.repeat(sampling.seeds[slots], drafts), positions, vocab_size)
+        noise = noise if ids is None else noise[:, ids]
         temperature = jnp.repeat(jnp.where(coupled, sampling.temperature[slots], 1), drafts)
-        noisy = argmax(logits / temperature[:, None] + noise).reshape(num_lanes, drafts)
+        # From the best down, as the target's: a small temperature then overflows to -inf, not inf.
+        shifted = logits - jnp.max(logits, axis=1, keepdims=True)
+        noisy = argmax(shifted / temperature[:, None] + noise).reshape(num_lanes, drafts)
         return jnp.where(coupled[:, None], noisy, best)
 
     return jax.lax.cond(jnp.any(coupled), drawn, lambda: best)

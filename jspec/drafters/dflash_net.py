@@ -1,6 +1,10 @@
-"""The network of a DFlash drafter: Qwen3 layers over projected target features and a masked block."""
+"""The network of a DFlash drafter: Qwen3 layers over projected target features and a masked block.
+
+DFlash 2 is the same network with a convolution around its sublayers and a candidate selector beside it.
+"""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +13,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jspec.drafters.dflash2_layers import CandidateSelector, Convolution, ConvolvedLayer, Selector
 from jspec.targets.config import DecoderConfig, LayerKind
 from jspec.targets.layers import Layer, See, paged, project, rms_norm
 from jspec.targets.rope import rotate, rotation
@@ -28,6 +33,12 @@ class DFlashConfig:
     target_hidden_size: int  # width of one captured state
     is_causal: bool | None = None  # inside the block; None = window layers are, full layers are not
     own_embedding: bool = False  # else it reads the target's
+    draft_vocab_size: int | None = None  # drafts only that many ids of the target's; None = all
+    anchor_predicts: bool = False  # row j drafts the token after position j, the anchor's included
+    convolution: Convolution | None = None  # DFlash 2
+    selector: Selector | None = None  # DFlash 2
+    output_multiplier: float = 1.0  # on the target head's logits of drafts
+    final_softcap: float | None = None  # after the multiplier; the target's own has already been applied
 
     def __post_init__(self) -> None:
         if self.block_size < 2:
@@ -42,16 +53,60 @@ class DFlashConfig:
             raise ValueError(
                 "query_key_norm: expected True, got False; DFlash layers norm their queries and keys"
             )
+        if self.draft_vocab_size is not None and not 2 <= self.draft_vocab_size <= self.decoder.vocab_size:
+            raise ValueError(
+                f"draft_vocab_size: expected 2 to the vocabulary's {self.decoder.vocab_size}, or None, "
+                f"got {self.draft_vocab_size}"
+            )
+        self._check_dflash2()
+
+    def _check_dflash2(self) -> None:
+        hidden_size, vocab_size = self.decoder.hidden_size, self.decoder.vocab_size
+        if self.convolution is not None:
+            taps, group_size = self.convolution.taps, self.convolution.group_size
+            if not 1 <= taps <= self.block_size:
+                raise ValueError(f"convolution.taps: expected 1 to the block's {self.block_size}, got {taps}")
+            if group_size < 1 or hidden_size % group_size:
+                raise ValueError(
+                    f"convolution.group_size: expected a divisor of the hidden size {hidden_size}, "
+                    f"got {group_size}"
+                )
+        if self.selector is not None:
+            if self.anchor_predicts:
+                raise ValueError("anchor_predicts: expected False with a candidate selector, got True")
+            if self.selector.rank < 1:
+                raise ValueError(f"selector.rank: expected at least 1, got {self.selector.rank}")
+            if not 1 <= self.selector.top_k <= vocab_size:
+                raise ValueError(
+                    f"selector.top_k: expected 1 to the vocabulary's {vocab_size}, got {self.selector.top_k}"
+                )
+        if not (math.isfinite(self.output_multiplier) and self.output_multiplier > 0):
+            raise ValueError(f"output_multiplier: expected a number above 0, got {self.output_multiplier}")
+        if self.final_softcap is not None and not (
+            math.isfinite(self.final_softcap) and self.final_softcap > 0
+        ):
+            raise ValueError(f"final_softcap: expected a number above 0 or None, got {self.final_softcap}")
 
     @property
     def identity(self) -> str:
         """What it is and what it was trained for, to name it in refusals."""
         layers = "" if self.num_target_layers is None else f" of {self.num_target_layers} layers"
+        method = "DFlash" if self.convolution is None and self.selector is None else "DFlash 2"
         return (
-            f"DFlash, {self.decoder.num_layers} layers, hidden {self.decoder.hidden_size}, "
-            f"vocabulary {self.decoder.vocab_size}, block {self.block_size}, for states "
+            f"{method}, {self.decoder.num_layers} layers, hidden {self.decoder.hidden_size}, "
+            f"vocabulary {self._vocabulary}, block {self.block_size}, for states "
             f"{list(self.target_layer_ids)} of width {self.target_hidden_size}{layers}"
         )
+
+    @property
+    def longest_draft(self) -> int:
+        """Draft tokens that a block yields."""
+        return self.block_size if self.anchor_predicts else self.block_size - 1
+
+    @property
+    def _vocabulary(self) -> str:
+        whole = self.decoder.vocab_size
+        return f"{whole}" if self.draft_vocab_size is None else f"{self.draft_vocab_size} of {whole}"
 
     def causal(self, kind: LayerKind) -> bool:
         """Whether a block token of such a layer sees only itself and those before it in the block."""
@@ -71,13 +126,27 @@ class DFlashNet(nnx.Module):
 
         self.fc = zeros((width, hidden), ("features", "hidden"), dtype)
         self.hidden_norm = zeros((hidden,), ("hidden",))
-        self.layers = nnx.List([Layer(decoder, dtype) for _ in range(decoder.num_layers)])
+        self.layers = nnx.List([_layer(config, dtype) for _ in range(decoder.num_layers)])
         self.norm = zeros((hidden,), ("hidden",))
         self.embedding = (
             zeros((decoder.vocab_size, hidden), ("vocabulary", "hidden"), dtype)
             if config.own_embedding
             else None
         )
+        self.draft_ids: nnx.Param[Any] | None = (
+            None
+            if config.draft_vocab_size is None
+            else nnx.Param(jnp.zeros((config.draft_vocab_size,), jnp.int32), axes=("draft_vocabulary",))
+        )
+        self.candidate_selector = (
+            None if config.selector is None else CandidateSelector(decoder, config.selector, dtype)
+        )
+
+    def target_ids(self, columns: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
+        """Ids of columns of the draft logits; -1 stays -1."""
+        if self.draft_ids is None:
+            return columns
+        return jnp.where(columns < 0, -1, self.draft_ids[...][jnp.maximum(columns, 0)])
 
     def project_context(self, features: Float[Array, "nodes features"]) -> Float[Array, "nodes hidden"]:
         """What every layer makes keys and values of: hidden_norm(fc(features))."""
@@ -129,6 +198,26 @@ class DFlashNet(nnx.Module):
         for index, (kind, layer) in enumerate(zip(decoder.layer_kinds, self.layers, strict=True)):
             x, _, _ = layer(x, turn, see(index, kind), kv_dtype)
         return rms_norm(x, self.norm[...], decoder.norm_eps)
+
+
+def _layer(config: DFlashConfig, dtype: jnp.dtype) -> Layer:
+    if config.convolution is None:
+        return Layer(config.decoder, dtype)
+    return ConvolvedLayer(config.decoder, config.block_size, config.convolution, dtype)
+
+
+def draft_logits(
+    config: DFlashConfig, logits: Float[Array, "*rows vocabulary"]
+) -> Float[Array, "*rows vocabulary"]:
+    """The drafter's unary logits: the target head's, times the multiplier, then soft-capped.
+
+    Source: SGLang 0.5.23, models/dflash.py. There, the candidates are chosen before; the transform is
+    monotone, so this differs only where the cap makes two logits equal.
+    """
+    if config.output_multiplier != 1.0:
+        logits = logits * config.output_multiplier
+    cap = config.final_softcap
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def paged_blocks(

@@ -10,12 +10,12 @@ from jaxtyping import Array, Float, Int, Key
 from jspec.drafters.dflash import dflash_net
 from jspec.drafters.dflash2_lattice import Candidates, top_candidates
 from jspec.drafters.dflash2_layers import CandidateSelector
-from jspec.drafters.dflash_net import DFlashConfig, draft_logits
+from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, draft_logits
 from jspec.net import Params
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.block_pass import training_hidden
 from jspec.objectives.blocks import Blocks, block_targets, choose_anchors, position_weights
-from jspec.objectives.frozen import Tables
+from jspec.objectives.frozen import DraftTables, Tables
 from jspec.objectives.terms import Terms, summed_over_chunks
 from jspec.objectives.weights import WEIGHTINGS, Weighting, dpace_weights
 from pallas_kernels.pytree import pytree
@@ -76,7 +76,10 @@ class DFlashObjective:
     selector: SelectorTerm = SelectorTerm()  # used if the drafter has a selector
     total_steps: int = 1  # updates of the whole run, for the selector's schedule
     chunk_blocks: int = 128  # blocks whose logits are in memory at a time
-    data_axis: str | None = None  # mesh axis that splits the rows, where called under shard_map; "lk_lambda" needs it
+    recompute: bool = False  # the block pass again in the backward pass, instead of keeping its activations
+    data_axis: str | None = (
+        None  # mesh axis that splits the rows, where called under shard_map; "lk_lambda" needs it
+    )
 
     def __post_init__(self) -> None:
         if self.loss not in get_args(TokenLoss):
@@ -96,6 +99,10 @@ class DFlashObjective:
         for name in ("num_anchors", "total_steps", "chunk_blocks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.config.anchor_predicts:
+            raise ValueError(
+                "config.anchor_predicts: expected False, got True; such drafters are trained as DSpark is"
+            )
         window = self.config.decoder.window
         if window is not None and window < self.config.block_size:
             raise ValueError(
@@ -143,33 +150,45 @@ class DFlashObjective:
         embed = (
             target.embed if net.embedding is None else lambda ids: jnp.take(net.embedding[...], ids, axis=0)
         )
-        hidden = training_hidden(net, embed, batch, blocks, targets)
+
+        def hidden_of(params: Params, features: Array) -> Array:
+            seen = dataclasses.replace(batch, features=features)
+            return training_hidden(dflash_net(config, params), embed, seen, blocks, targets)
+
+        hidden = (jax.checkpoint(hidden_of) if self.recompute else hidden_of)(params, batch.features)
 
         def flat(array: Array) -> Array:  # row 0 predicts nothing: it never reaches the head
             return array[:, :, 1:].reshape(-1, config.block_size - 1, *array.shape[3:])
 
+        labels = flat(targets.labels)
+        columns = labels
+        if config.draft_vocab_size is not None:
+            assert isinstance(target, DraftTables)
+            columns = target.columns[labels]
         rows = _Rows(
             hidden=flat(hidden),
-            labels=flat(targets.labels),
+            labels=labels,
+            columns=columns,
             predecessors=flat(targets.predecessors),
             mask=flat(targets.mask).astype(jnp.float32),
         )
-        selector = net.candidate_selector
-        sums = summed_over_chunks(
-            lambda piece: self._sums(piece, target, selector), rows, chunk=self.chunk_blocks
-        )
+        sums = summed_over_chunks(lambda piece: self._sums(piece, target, net), rows, chunk=self.chunk_blocks)
         return self._combine(sums, batch.ids.shape[0], step)
 
-    def _sums(self, rows: "_Rows", target: Tables, selector: CandidateSelector | None) -> dict[str, Array]:
-        """Everything that adds up over blocks."""
+    def _sums(self, rows: "_Rows", target: Tables, net: DFlashNet) -> dict[str, Array]:
+        """Everything that adds up over blocks.
+
+        A label that cannot be drafted has no weight in the loss, but counts as missed in the metrics.
+        """
         blocks, drafts, _ = rows.hidden.shape
         logits = draft_logits(self.config, target.logits(rows.hidden.reshape(blocks * drafts, -1)))
         logits = logits.reshape(blocks, drafts, -1)
         normaliser = jax.nn.logsumexp(logits, axis=-1)
-        gold = jnp.take_along_axis(logits, rows.labels[:, :, None], axis=-1)[:, :, 0]
-        cross_entropy, prob = normaliser - gold, jnp.exp(gold - normaliser)
-        weights = self._weights(prob, rows.mask)
-        correct = (jnp.argmax(logits, axis=-1) == rows.labels) * rows.mask
+        known = (rows.columns >= 0).astype(jnp.float32)
+        gold = jnp.take_along_axis(logits, jnp.maximum(rows.columns, 0)[:, :, None], axis=-1)[:, :, 0]
+        cross_entropy, prob = normaliser - gold, jnp.exp(gold - normaliser) * known
+        weights = self._weights(prob, rows.mask) * known
+        correct = (jnp.argmax(logits, axis=-1) == rows.columns) * rows.mask
         probs_if_supervised = jax.lax.stop_gradient(prob) * rows.mask
         sums = {
             "weights": jnp.sum(weights),
@@ -182,8 +201,8 @@ class DFlashObjective:
             "expected_accept": jnp.sum(jnp.cumprod(probs_if_supervised, axis=1)),
             "accept": jnp.sum(jnp.cumprod(correct, axis=1)),
         }
-        if selector is not None:
-            sums |= self._selector_sums(rows, logits, weights, selector)
+        if self.config.selector is not None:
+            sums |= self._selector_sums(rows, logits, weights, net)
         return sums
 
     def _weights(self, prob: Array, mask: Array) -> Array:
@@ -192,18 +211,20 @@ class DFlashObjective:
         return dpace_weights(prob, mask > 0, alpha=self.dpace_alpha, form=self.weighting)
 
     def _selector_sums(
-        self, rows: "_Rows", logits: Array, weights: Array, selector: CandidateSelector
+        self, rows: "_Rows", logits: Array, weights: Array, net: DFlashNet
     ) -> dict[str, Array]:
         """The label among the top K candidates, given its true predecessor.
 
         The top K are strict: a label outside has no term here, and is not added to the candidates,
         because decoding could not choose it either.
         """
-        assert self.config.selector is not None
+        selector = net.candidate_selector
+        assert self.config.selector is not None and selector is not None
         hidden = rows.hidden
         if self.selector.stop_gradient:
             logits, hidden = jax.lax.stop_gradient((logits, hidden))
-        candidates = top_candidates(logits, self.config.selector.top_k)
+        best_columns = top_candidates(logits, self.config.selector.top_k)
+        candidates = Candidates(ids=net.target_ids(best_columns.ids), unary=best_columns.unary)
         projected = selector.project(hidden)
         scores = selector.scores(projected, rows.predecessors, candidates.ids, candidates.unary)
         is_label = candidates.ids == rows.labels[:, :, None]
@@ -263,6 +284,7 @@ class _Rows:
 
     hidden: Float[Array, "blocks drafts hidden"]
     labels: Int[Array, "blocks drafts"]
+    columns: Int[Array, "blocks drafts"]  # of the logits; -1 where the label cannot be drafted
     predecessors: Int[Array, "blocks drafts"]
     mask: Float[Array, "blocks drafts"]
 

@@ -94,14 +94,22 @@ def _json_value(name: str, value: Any) -> Any:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the assistant's text; here it is just shown."""
+    """`{% generation %} ... {% endgeneration %}` marks the assistant's text.
+
+    Here it is just shown, between the variables `generation_begins` and `generation_ends` if there are any.
+    """
 
     tags = {"generation"}  # noqa: RUF012  jinja2 reads a plain set
 
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)  # what is set inside stays inside
+
+        def shown(variable: str) -> jinja2.nodes.Node:
+            return jinja2.nodes.Output([jinja2.nodes.Name(variable, "load")], lineno=line)
+
+        scope = jinja2.nodes.Scope(body, lineno=line)  # what is set inside stays inside
+        return [shown("generation_begins"), scope, shown("generation_ends")]
 
 
 @functools.lru_cache(maxsize=32)

@@ -30,7 +30,8 @@ class Output:
 
         Returns:
           The text that became final, and the index in `token_ids` of the token that completed a stop
-          string, or None.
+          string, or None. An incomplete character that ends the text may complete one, too: with the
+          last token.
         """
         if self._detokenizer is None:
             return "", None
@@ -41,8 +42,13 @@ class Output:
             if stop is not None:
                 self.text += final
                 return final, index
+        stopped_at = None
         if last:
             text, stop = self._stop_strings.push(self._detokenizer.flush())
-            final += text if stop is not None else text + self._stop_strings.flush()
+            if stop is None:
+                text += self._stop_strings.flush()
+            elif token_ids:
+                stopped_at = len(token_ids) - 1
+            final += text
         self.text += final
-        return final, None
+        return final, stopped_at

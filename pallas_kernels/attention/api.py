@@ -96,12 +96,12 @@ def attend(
 
 
 def _check(q: Array, k_new: Array, v_new: Array, pages: Pages, layer: int | Array, sight: Sight) -> None:
-    num_layers, _, kv_heads, head_size, _ = pages.k.shape
+    num_layers, _, kv_heads, head_size, _ = pages.stored_k.shape
     if isinstance(layer, int) and not 0 <= layer < num_layers:
         raise ValueError(f"layer: expected 0 to {num_layers - 1}, got {layer}; it indexes pages")
     if q.shape[0] == 0:
         raise ValueError("q: expected at least one query, got none; pad the round to its bucket")
-    value_size = pages.v.shape[-1]
+    value_size = pages.stored_v.shape[-1]
     if q.shape[1] % kv_heads:
         raise ValueError(
             f"q: expected a multiple of {kv_heads} heads, got {q.shape[1]}; pages has {kv_heads}"

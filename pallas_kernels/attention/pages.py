@@ -2,6 +2,10 @@
 
 Keys lie feature-major and values row-major inside a page, so that both products of attention
 reduce over an axis that is not the innermost one and vectorise over the innermost one.
+
+bfloat16 is stored as its bits. XLA's CPU backend (jax 0.10) slices and updates bfloat16 arrays in
+float32, and a pool in float32 on every step took several times as long as the rest of it; 16-bit
+integers are moved as they are.
 """
 
 import math
@@ -9,7 +13,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.pytree import pytree
 
@@ -18,18 +22,44 @@ from pallas_kernels.pytree import pytree
 class Pages:
     """Keys and values of every layer of a group, cut into pages that lanes own through a page table."""
 
-    k: Float[Array, "layers pages kv_heads head_size page_size"]
-    v: Float[Array, "layers pages kv_heads page_size head_size"]
+    stored_k: Shaped[Array, "layers pages kv_heads head_size page_size"]  # uint16 stands for bfloat16
+    stored_v: Shaped[Array, "layers pages kv_heads page_size head_size"]
 
     @property
     def page_size(self) -> int:
         """Tokens per page."""
-        return self.k.shape[-1]
+        return self.stored_k.shape[-1]
 
     @property
     def num_pages(self) -> int:
         """Pages that lanes can own, in every layer."""
-        return self.k.shape[1]
+        return self.stored_k.shape[1]
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of keys and values."""
+        return jnp.dtype(jnp.bfloat16) if self.stored_k.dtype == jnp.uint16 else self.stored_k.dtype
+
+    @property
+    def k(self) -> Float[Array, "layers pages kv_heads head_size page_size"]:
+        """All keys as numbers: for tests, because it copies a bfloat16 pool."""
+        return _numbers(self.stored_k)
+
+    @property
+    def v(self) -> Float[Array, "layers pages kv_heads page_size head_size"]:
+        """All values as numbers; see `k`."""
+        return _numbers(self.stored_v)
+
+
+def _numbers(stored: Shaped[Array, "*shape"]) -> Float[Array, "*shape"]:
+    return jax.lax.bitcast_convert_type(stored, jnp.bfloat16) if stored.dtype == jnp.uint16 else stored
+
+
+def _stored(rows: Float[Array, "*shape"], pages: Pages) -> Shaped[Array, "*shape"]:
+    rows = rows.astype(pages.dtype)
+    if pages.stored_k.dtype == jnp.uint16:
+        return jax.lax.bitcast_convert_type(rows, jnp.uint16)
+    return rows
 
 
 def allocate(
@@ -46,8 +76,10 @@ def allocate(
         if size < 1:
             raise ValueError(f"{name}: expected at least 1, got {size}; pass the group's real size")
     heads = (num_layers, num_pages, num_kv_heads)
+    stored = jnp.uint16 if jnp.dtype(dtype) == jnp.bfloat16 else dtype
     return Pages(
-        k=jnp.zeros((*heads, head_size, page_size), dtype), v=jnp.zeros((*heads, page_size, head_size), dtype)
+        stored_k=jnp.zeros((*heads, head_size, page_size), stored),
+        stored_v=jnp.zeros((*heads, page_size, head_size), stored),
     )
 
 
@@ -72,8 +104,9 @@ def commit_rows(
       page_table: pages of each lane, in the order of its positions.
       lengths: committed tokens per lane before this call.
     """
-    if pages.k.shape[0] == 0 or path.size == 0:
+    if pages.stored_k.shape[0] == 0 or path.size == 0:
         return pages
+    k_new, v_new = _stored(k_new, pages), _stored(v_new, pages)
     commits = path.shape[1]
     nodes = path.reshape(-1)
     order = jnp.argsort(nodes < 0, stable=True)
@@ -86,26 +119,29 @@ def commit_rows(
         row = position % pages.page_size
         k_row = jax.lax.dynamic_slice_in_dim(k_new, nodes[entry], 1, axis=1)[..., None]
         v_row = jax.lax.dynamic_slice_in_dim(v_new, nodes[entry], 1, axis=1)[..., None, :]
-        k_pool = jax.lax.dynamic_update_slice(pools[0], k_row.astype(pages.k.dtype), (0, page, 0, 0, row))
-        v_pool = jax.lax.dynamic_update_slice(pools[1], v_row.astype(pages.v.dtype), (0, page, 0, row, 0))
+        k_pool = jax.lax.dynamic_update_slice(pools[0], k_row, (0, page, 0, 0, row))
+        v_pool = jax.lax.dynamic_update_slice(pools[1], v_row, (0, page, 0, row, 0))
         return k_pool, v_pool
 
-    k_pool, v_pool = jax.lax.fori_loop(0, jnp.sum(nodes >= 0), write, (pages.k, pages.v))
-    return Pages(k=k_pool, v=v_pool)
+    pools = jax.lax.fori_loop(0, jnp.sum(nodes >= 0), write, (pages.stored_k, pages.stored_v))
+    return Pages(stored_k=pools[0], stored_v=pools[1])
 
 
 def read_page(
     pages: Pages, layer: int | Int[Array, ""], page: Int[Array, ""]
 ) -> tuple[Float[Array, "kv_heads head_size page_size"], Float[Array, "kv_heads page_size head_size"]]:
     """Keys and values of one page, as they lie in the pool."""
-    k = jax.lax.dynamic_slice(pages.k, (layer, page, 0, 0, 0), (1, 1, *pages.k.shape[2:]))[0, 0]
-    if pages.v.size > jnp.iinfo(jnp.int32).max:
-        return k, jax.lax.dynamic_slice(pages.v, (layer, page, 0, 0, 0), (1, 1, *pages.v.shape[2:]))[0, 0]
-    # On a CPU the copy of a slice is vectorised over the innermost axis, if that is long enough: the
-    # one of v is not, but a flat view is.
-    size = math.prod(pages.v.shape[2:])
-    v = jax.lax.dynamic_slice(pages.v.reshape(-1), ((layer * pages.v.shape[1] + page) * size,), (size,))
-    return k, v.reshape(pages.v.shape[2:])
+    k_pool, v_pool = pages.stored_k, pages.stored_v
+    k = jax.lax.dynamic_slice(k_pool, (layer, page, 0, 0, 0), (1, 1, *k_pool.shape[2:]))[0, 0]
+    if v_pool.size > jnp.iinfo(jnp.int32).max:
+        v = jax.lax.dynamic_slice(v_pool, (layer, page, 0, 0, 0), (1, 1, *v_pool.shape[2:]))[0, 0]
+    else:
+        # On a CPU the copy of a slice is vectorised over the innermost axis, if that is long enough: the
+        # one of v is not, but a flat view is.
+        size = math.prod(v_pool.shape[2:])
+        v = jax.lax.dynamic_slice(v_pool.reshape(-1), ((layer * v_pool.shape[1] + page) * size,), (size,))
+        v = v.reshape(v_pool.shape[2:])
+    return _numbers(k), _numbers(v)
 
 
 def gather_rows(
@@ -120,8 +156,8 @@ def gather_rows(
             f"capacity: expected at most {page_table.shape[1] * pages.page_size} rows, got {capacity}; "
             "the page table has no columns for more"
         )
-    k = jnp.moveaxis(pages.k[layer][page_table[:, :columns]], (2, 4), (3, 2))
-    v = jnp.moveaxis(pages.v[layer][page_table[:, :columns]], 2, 3)
+    k = jnp.moveaxis(_numbers(pages.stored_k[layer][page_table[:, :columns]]), (2, 4), (3, 2))
+    v = jnp.moveaxis(_numbers(pages.stored_v[layer][page_table[:, :columns]]), 2, 3)
     lanes = page_table.shape[0]
     flat = (lanes, columns * pages.page_size)
     return (

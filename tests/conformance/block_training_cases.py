@@ -155,7 +155,7 @@ def run_block_updates(folder: Path) -> None:
         terms = functools.reduce(add, [terms for terms, _ in window])
         grads = [jnp.add(*pair) / terms.denominator for pair in zip(window[0][1], window[1][1], strict=True)]
         _close(f"loss of update {step}", terms.loss(), outputs["losses"][step], rtol=2e-4)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         _close(f"gradient norm of update {step}", norm, outputs["grad_norms"][step], rtol=1e-3)
         updates, state = optimizer.update(tuple(grads), state, params)
         params = optax.apply_updates(params, updates)
@@ -190,7 +190,7 @@ def run_optimizer(folder: Path) -> None:
     state = optimizer.init(masters)
     for step in range(total):
         grads = tuple(jnp.asarray(recorded[f"grad{step}.{name}"]).astype(jnp.float32) for name in names)
-        _close(f"norm {step}", optax.global_norm(grads), outputs["grad_norm"][step])
+        _close(f"norm {step}", optax.tree.norm(grads), outputs["grad_norm"][step])
         updates, state = optimizer.update(grads, state, masters)
         masters = optax.apply_updates(masters, updates)
         for name, master in zip(names, masters, strict=True):

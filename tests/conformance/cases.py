@@ -16,6 +16,13 @@ from conformance.block_training_cases import (
     run_dpace,
     run_optimizer,
 )
+from conformance.data_cases import run_data_case
+from conformance.dflash2_cases import (
+    dflash2_names,
+    run_dflash2_case,
+    run_dflash2_infer,
+    run_selector_conv,
+)
 from conformance.dflash_cases import dflash_names, run_dflash_case
 from conformance.target_cases import run_target_case
 from conformance.verify_cases import run_chain_rejection, run_greedy_chain, run_target_probs
@@ -68,10 +75,12 @@ def train_check(path: Path) -> Callable[[Path], None] | None:
     known = {
         "dflash_dpace": run_dpace,
         "dflash_train": run_block_updates,
+        "dflash2_infer": run_dflash2_infer,
         "dflash2_objectives": run_dflash2_objectives,
         "dflash2_train": run_block_training,
         "dflash_": run_block_training,
         "optimizer_": run_optimizer,
+        "data_": run_data_case,
     }
     return next((check for prefix, check in known.items() if path.name.startswith(prefix)), None)
 
@@ -87,6 +96,7 @@ def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
     known = {
         "b_greedy_verify": run_greedy_chain,
         "c_chain_rejection": run_chain_rejection,
+        "e_dflash2_selector_conv": run_selector_conv,
         "x_target_probs": run_target_probs,
     }
     if kind in known:
@@ -94,6 +104,8 @@ def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
     name = kind.removeprefix("f_")
     if name != kind and (serve / "f_configs.json").is_file() and name in dflash_names(serve):
         return lambda folder: run_dflash_case(folder, name)
+    if name != kind and (serve / "f_configs.json").is_file() and name in dflash2_names(serve):
+        return lambda folder: run_dflash2_case(folder, name)
     return None
 
 

@@ -6,8 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from jspec.coins import Purpose, uniforms
+from jspec.drafters.dflash2 import DFlash2, dflash2
+from jspec.drafters.dflash2_layers import Convolution, Selector
+from jspec.drafters.dflash_init import init_dflash_params
+from jspec.drafters.dflash_net import DFlashConfig
+from jspec.net import Params
 from jspec.round import Dense, OneHot, Proposal, Sparse, chain_parents
 from jspec.slots import rows_of
+from jspec.targets.config import DecoderConfig
+from jspec.targets.rope import Rope
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,3 +99,42 @@ class Drawn:
         if self.varying:
             return text_lengths % (self.draft_length + 1)
         return jnp.full(text_lengths.shape, self.draft_length, jnp.int32)
+
+
+def tiny_dflash2(vocab_size: int, draft_length: int) -> tuple[DFlash2, Params]:
+    """A real DFlash 2 drafter for a table target, of random weights.
+
+    Its hidden state picks a row of the target's table, so its candidates are often plausible.
+    """
+    decoder = DecoderConfig(
+        architecture="qwen3",
+        vocab_size=vocab_size,
+        hidden_size=vocab_size,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_size=4,
+        norm_eps=1e-6,
+        max_context=64,
+        full_rope=Rope(theta=100.0),
+        layer_kinds=("full",),
+        query_key_norm=True,
+        query_scale=0.5,
+    )
+    config = DFlashConfig(
+        decoder=decoder,
+        block_size=draft_length + 1,
+        mask_token_id=vocab_size - 1,
+        target_layer_ids=(0,),
+        num_target_layers=1,
+        target_hidden_size=vocab_size,
+        convolution=Convolution(taps=2, group_size=4),
+        selector=Selector(rank=3, top_k=4),
+        output_multiplier=0.9,
+        final_softcap=8.0,
+    )
+    params = init_dflash_params(config, jax.random.key(5), jnp.float32)
+    keys = jax.random.split(jax.random.key(6), len(params))
+    noisy = tuple(p + 0.6 * jax.random.normal(k, p.shape) for p, k in zip(params, keys, strict=True))
+    return dflash2(config), noisy

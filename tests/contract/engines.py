@@ -4,7 +4,7 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
-from contract.drafters import Cut, Drawn
+from contract.drafters import Cut, Drawn, tiny_dflash2
 
 from jspec.decode import Method, Models
 from jspec.drafters.ngram import ngram
@@ -34,6 +34,7 @@ DRAFTERS = {
     "dense": (Drawn(draft_length=M, sparse=False), (jnp.asarray(DRAFT_TABLE),)),
     "sparse": (Drawn(draft_length=M, sparse=True), (jnp.asarray(DRAFT_TABLE),)),
     "varying": (Drawn(draft_length=M, sparse=False, varying=True), (jnp.asarray(DRAFT_TABLE),)),
+    "dflash2": tiny_dflash2(VOCABULARY, M),
 }
 
 

@@ -50,6 +50,21 @@ def test_exactly_max_tokens(drafter, max_tokens):
     assert result.finish_reason == "length"
 
 
+def test_last_rounds_are_no_wider_than_what_may_still_be_emitted(monkeypatch):
+    used = engine("oracle")
+    widths, real = [], used.programs.propose
+
+    def noted(bucket, *args):
+        widths.append(bucket.nodes)
+        return real(bucket, *args)
+
+    monkeypatch.setattr(used.programs, "propose", noted)
+    # The prompt's round emits 1 token; a round of 1 + 3 nodes emits 4; one token is left: no draft.
+    result = used.generate([[1]], Settings(max_tokens=6))[0]
+    assert result.token_ids == tuple(line(1, 6))
+    assert widths == [1, 4, 1]
+
+
 @pytest.mark.parametrize("eos_ids", [(), (7,), (7, 2)])
 def test_any_number_of_end_tokens(eos_ids):
     used = engine("oracle", eos_ids=eos_ids)
@@ -141,6 +156,12 @@ def test_log_probabilities_are_the_models_own(drafter):
         ([[1]], Settings(stop_token_ids=(1, 2, 3, 4, 5)), "stop_token_ids: expected at most 4"),
         ([[1]], Settings(stop_token_ids=(8,)), "stop_token_ids: expected ids below"),
         ([[1], [2]], [Settings()], "settings: expected one, or 2"),
+        (
+            [[1], [2]],
+            [Settings(), Settings(stop_token_ids=(8,))],
+            r"settings\[1\].stop_token_ids: expected ids",
+        ),
+        ([[1], [2]], [Settings(), Settings(log_probs=3)], r"settings\[1\].log_probs: expected at most 2"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_runs(prompts, settings, message):

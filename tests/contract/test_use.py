@@ -34,7 +34,7 @@ class StopsAt:
 @pytest.mark.parametrize("count", range(1, 8))
 def test_counters_end_where_a_stop_string_ends(count):
     used = shared("oracle")
-    requests = used._requests([[1]], Settings(max_tokens=20))
+    requests = used._intake.requests([[1]], Settings(max_tokens=20))
     requests[0].output = StopsAt(count)
     pieces = list(used._run(requests, None))
     result = requests[0].result(simulated=False)
@@ -70,8 +70,8 @@ def test_no_prompts_give_no_results():
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
-        (b"ab", "prompts: expected text, ids, .* got bytes"),
-        ([[1], b"ab"], r"prompts\[1\]: expected text, ids or chat messages, got bytes"),
+        (b"ab", "prompts: expected text, token ids or chat messages, or a list of these, got b'ab'"),
+        ([[1], b"ab"], r"prompts\[1\]: expected text, token ids or chat messages, got b'ab'"),
     ],
 )
 def test_what_is_no_prompt_is_refused(prompts, message):

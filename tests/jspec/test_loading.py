@@ -2,7 +2,7 @@ import pytest
 from contract.engines import engine
 
 from jspec.drafters.ngram import ngram
-from jspec.loading import resolve_drafter, with_drafter
+from jspec.loading import resolve, resolve_drafter, with_drafter
 
 
 def test_second_engine_has_the_sizes_of_the_first():
@@ -27,3 +27,41 @@ def test_second_engine_has_the_sizes_of_the_first():
 def test_arguments_that_a_drafter_has_no_use_for_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         resolve_drafter(*arguments, "float32", None)
+
+
+def test_hub_id_that_does_not_resolve_gives_one_error_of_ours(monkeypatch):
+    import huggingface_hub
+
+    def fails(name, **options):
+        raise ConnectionError(f"cannot reach {name}\nand much more text")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    for named, call in (
+        ("model", lambda: resolve("nobody/nothing")),
+        ("drafter", lambda: resolve_drafter("nobody/nothing", (), None, "float32", None)),
+    ):
+        with pytest.raises(FileNotFoundError) as error:
+            call()
+        assert str(error.value) == (
+            f"{named}: expected a path that exists or a hub id that can be fetched, got 'nobody/nothing' "
+            "(ConnectionError: cannot reach nobody/nothing); check the name, the network and your access"
+        )
+
+
+def test_hub_id_is_fetched(monkeypatch, tmp_path):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(tmp_path / name))
+    assert resolve("some-body/Model-1.5B") == tmp_path / "some-body/Model-1.5B"
+
+
+@pytest.mark.parametrize("name", ["gone", "a/b/c", "./a/b", "/a/b", "~/b", "a b/c", "folder/model.gguf", ""])
+def test_path_that_is_no_hub_id_is_not_asked_for(name, monkeypatch):
+    import huggingface_hub
+
+    def asked(*_, **__):
+        raise AssertionError(f"{name!r} was looked up")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
+    with pytest.raises(FileNotFoundError, match=r"^model: expected a folder, a \.gguf file or a hub id, got"):
+        resolve(name)

@@ -2,9 +2,10 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from jspec.settings import Settings
+from jspec.settings import Settings, settings_from_json
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,83 @@ def test_bad_value_is_refused_with_name_value_and_remedy(name, value, remedy):
     assert message.startswith(f"{name}: expected ")
     assert ", got " in message
     assert remedy in message.split("; ", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("stop", None, "use () for none"),
+        ("stop", 5, "use () for none"),
+        ("stop", b"end", "use () for none"),
+        ("stop", [None], "use () for none"),
+        ("stop", (text for text in ("end",)), "use () for none"),
+        ("stop_token_ids", 2, "wrap a single one"),
+        ("stop_token_ids", None, "wrap a single one"),
+        ("stop_token_ids", np.array(2), "wrap a single one"),
+        ("stop_token_ids", "2", "wrap a single one"),
+        ("stop_token_ids", (1.0,), "use token ids"),
+        ("allowed_token_ids", 2, "wrap a single one"),
+        ("allowed_token_ids", "all", "wrap a single one"),
+        ("logit_bias", None, "use {} for none"),
+        ("logit_bias", [(3, 1.0)], "use {} for none"),
+        ("logit_bias", {"3": 1.0}, "use token ids as keys"),
+        ("logit_bias", {3: "1"}, "use -inf to ban"),
+        ("logit_bias", {3: True}, "use -inf to ban"),
+        ("max_tokens", None, "at least one token"),
+        ("max_tokens", 1.5, "at least one token"),
+        ("temperature", "warm", "use 0 for greedy"),
+        ("temperature", None, "use 0 for greedy"),
+        ("top_p", None, "use 1 to turn it off"),
+        ("seed", "x", "use None"),
+        ("ignore_eos", 1, "pass a bool"),
+        ("draft_length", 1.5, "use 0 to turn speculation off"),
+    ],
+)
+def test_value_of_another_kind_is_refused_with_name_value_and_remedy(name, value, remedy, unchecked):
+    with pytest.raises(ValueError) as error:
+        Settings(**{name: value})
+    message = str(error.value)
+    assert message.startswith(f"{name}: expected ")
+    assert ", got " in message
+    assert remedy in message.split("; ", 1)[1]
+
+
+def test_unknown_names_and_values_without_a_name_are_refused():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_token'"):
+        Settings(max_token=3)
+    with pytest.raises(TypeError, match="positional argument"):
+        Settings(3)
+
+
+def test_ids_may_come_in_any_collection(unchecked):
+    settings = Settings(stop_token_ids=np.array([3, 5]), allowed_token_ids=range(4), stop=["a"])
+    assert settings.stop_token_ids == (3, 5)
+    assert settings.allowed_token_ids == (0, 1, 2, 3)
+
+
+def test_settings_from_json_go_on_top_of_others(unchecked):
+    base = Settings(max_tokens=9, temperature=0.5)
+    settings = settings_from_json({"temperature": 0, "logit_bias": {"3": 1.5, "12": -2}, "stop": ["x"]}, base)
+    assert settings == Settings(max_tokens=9, logit_bias={3: 1.5, 12: -2.0}, stop=("x",))
+    assert settings_from_json({}, base) == base
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"logit_bias": {"a": 1}}, "logit_bias: expected token ids as keys, got 'a'; write"),
+        ({"logit_bias": {"1.0": 1}}, "logit_bias: expected token ids as keys, got '1.0'; write"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias: expected token ids as keys, got '-1'; write"),
+        ({"logit_bias": [1]}, r"logit_bias: expected a mapping of token ids to numbers, got \[1\]; use"),
+        ({"max_token": 1, "sede": 2}, "settings: expected names out of max_tokens, .* got max_token, sede; "),
+        ({"top_p": 2}, r"top_p: expected a number in \(0, 1\], got 2; use 1"),
+        (5, "settings: expected an object, got 5; write"),
+        (None, "settings: expected an object, got None; write"),
+    ],
+)
+def test_wrong_json_is_refused(values, message, unchecked):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        settings_from_json(values, Settings())
 
 
 def test_defaults_are_greedy_without_any_processor():

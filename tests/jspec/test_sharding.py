@@ -48,22 +48,27 @@ SCRIPT = textwrap.dedent("""
         np.testing.assert_allclose(two.logits, one.logits, atol=3e-5)
 
     cases = Path(sys.argv[2])
-    values = json.loads((cases / "f_configs.json").read_text())["dflash"]
-    arrays = load_file(cases / "f_dflash.safetensors").items()
-    weights = Weights(where="f_dflash", arrays={k.removeprefix("w."): v for k, v in arrays if k[:2] == "w."})
-    whole = dflash_from_tensors(values, weights, "float32")
-    split = dflash_from_tensors(values, weights, "float32", mesh=make_mesh(tensor=2))
-    leaves = dflash_leaves(whole.drafter.config, "float32")
-    for leaf, one, two in zip(leaves, whole.params, split.params, strict=True):
-        np.testing.assert_array_equal(one, two, err_msg=leaf.path)
-        parts = 2 if {"heads", "kv_heads", "mlp"} & set(leaf.axes) else 1
-        assert two.addressable_shards[0].data.size * parts == one.size, leaf
-    features = np.linspace(-1, 1, 3 * leaves[0].shape[0], dtype=np.float32).reshape(3, -1)
-    one, two = (
-        dflash_net(loaded.drafter.config, loaded.params).context_rows(features, np.arange(3))
-        for loaded in (whole, split)
-    )
-    np.testing.assert_allclose(two, one, atol=3e-5)
+    for name in ("dflash", "dflash2"):
+        values = json.loads((cases / "f_configs.json").read_text())[name]
+        arrays = load_file(cases / f"f_{name}.safetensors").items()
+        weights = Weights(where=name, arrays={k.removeprefix("w."): v for k, v in arrays if k[:2] == "w."})
+        whole = dflash_from_tensors(values, weights, "float32")
+        split = dflash_from_tensors(values, weights, "float32", mesh=make_mesh(tensor=2))
+        leaves = dflash_leaves(whole.drafter.config, "float32")
+        for leaf, one, two in zip(leaves, whole.params, split.params, strict=True):
+            np.testing.assert_array_equal(one, two, err_msg=leaf.path)
+            parts = 2 if {"heads", "kv_heads", "mlp", "vocabulary"} & set(leaf.axes) else 1
+            assert two.addressable_shards[0].data.size * parts == one.size, leaf
+        width = next(leaf.shape[0] for leaf in leaves if leaf.path == "fc")
+        features = np.linspace(-1, 1, 3 * width, dtype=np.float32).reshape(3, -1)
+        nets = [dflash_net(loaded.drafter.config, loaded.params) for loaded in (whole, split)]
+        one, two = (net.context_rows(features, np.arange(3)) for net in nets)
+        np.testing.assert_allclose(two, one, atol=3e-5)
+        if nets[0].candidate_selector is not None:
+            projected, before = np.ones((2, 6), np.float32), np.asarray([3, 40])
+            ids, unary = np.asarray([[1, 63], [32, 31]]), np.zeros((2, 2), np.float32)
+            one, two = (net.candidate_selector.scores(projected, before, ids, unary) for net in nets)
+            np.testing.assert_allclose(two, one, atol=3e-5)
 
     try:
         load_target(folder / "llama_plain", dtype="float32", mesh=make_mesh(tensor=3))

@@ -1,8 +1,12 @@
 """The drafter that a recipe describes: its sizes, and the weights to start from."""
 
+import numpy as np
+
 from jspec.drafters.dflash2_layers import Convolution, Selector
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.targets.config import DecoderConfig
+from jspec.text.tokenizer import Tokenizer
+from jspec_train.data.batches import Samples
 from jspec_train.recipe import DrafterPart
 
 
@@ -17,9 +21,7 @@ def default_layer_ids(num_target_layers: int, num_layers: int) -> tuple[int, ...
     return tuple(round(1 + i * span / (num_layers - 1)) for i in range(num_layers))
 
 
-def drafter_config(
-    part: DrafterPart, target: DecoderConfig, mask_token_id: int, draft_vocab_size: int | None = None
-) -> DFlashConfig:
+def drafter_config(part: DrafterPart, target: DecoderConfig, mask_token_id: int) -> DFlashConfig:
     """The network of a recipe for a target.
 
     Raises:
@@ -64,8 +66,60 @@ def drafter_config(
         target_layer_ids=tuple(layer_ids),
         num_target_layers=target.num_layers,
         target_hidden_size=target.hidden_size,
+        draft_vocab_size=part.vocabulary,
         convolution=None
         if convolution is None
         else Convolution(taps=convolution.taps, group_size=convolution.group_size),
         selector=None if selector is None else Selector(rank=selector.rank, top_k=selector.top_k),
     )
+
+
+def mask_token(given: int | None, tokenizer: Tokenizer, vocab_size: int) -> int:
+    """The id that stands for the unknown tokens of a block.
+
+    Args:
+      given: explicitly; must be in the vocabulary.
+      tokenizer: of the target: asked for a token called <mask> or [MASK].
+      vocab_size: rows of the target's embedding; the first one that no token uses is the second choice.
+
+    Raises:
+      ValueError: out of range, or there is neither.
+    """
+    if given is not None:
+        if given >= vocab_size:
+            raise ValueError(
+                f"drafter.mask_token_id: expected 0 to {vocab_size - 1}, got {given}; the target has no such embedding"
+            )
+        return given
+    for name in ("<mask>", "[MASK]", "<|mask|>"):
+        found = tokenizer.backend.token_to_id(name)
+        if found is not None:
+            return found
+    if tokenizer.vocab_size < vocab_size:
+        return tokenizer.vocab_size
+    raise ValueError(
+        "drafter.mask_token_id: expected an id, got None, and the target has neither a mask token nor a free embedding "
+        "row; name a special token that no text uses"
+    )
+
+
+def draft_vocabulary(source: Samples, size: int, vocab_size: int) -> np.ndarray:
+    """The `size` ids that are trained on most often, ascending; ties go to the lower id, also among unseen ones.
+
+    Args:
+      source: the training data; all of it is read.
+      size: ids wanted.
+      vocab_size: of the target.
+
+    Raises:
+      ValueError: more ids than the target has.
+    """
+    if size > vocab_size:
+        raise ValueError(
+            f"drafter.vocabulary: expected at most {vocab_size} ids, the target's vocabulary, got {size}; lower it"
+        )
+    counts = np.zeros(vocab_size, np.int64)
+    for index in range(len(source)):
+        sample = source[index]
+        counts += np.bincount(sample.ids[sample.loss_mask], minlength=vocab_size)
+    return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)

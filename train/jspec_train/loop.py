@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jspec.net import Params
 from jspec.objectives.batch import TrainBatch
-from jspec.objectives.frozen import FrozenTarget
+from jspec.objectives.frozen import Tables
 from jspec.objectives.terms import Terms, add
 from jspec_train.checkpoints import Checkpoints
 from jspec_train.interrupts import Interrupts
@@ -22,6 +22,8 @@ HostBatch = Mapping[str, Any]  # numpy arrays of a TrainBatch, and "sample_ids"
 
 class BatchIterator(Protocol):
     """What grain's iterators are used for."""
+
+    def __iter__(self) -> Iterator[HostBatch]: ...
 
     def __next__(self) -> HostBatch: ...
 
@@ -47,7 +49,7 @@ class Job:
     """A run, ready to start: functions, frozen arrays, and how often to do what."""
 
     trainer: Trainer
-    target: FrozenTarget
+    target: Tables
     frozen: Params  # the drafter's leaves without a master
     total_steps: int
     accumulation: int
@@ -105,15 +107,17 @@ def train(
             _read(pending, meter, job)
             pending = None
             if step % job.log_every == 0 or step == job.total_steps:
+                values = meter.take()
                 for watcher in watchers:
-                    watcher.on_update(step, meter.take())
-            metrics = None
+                    watcher.on_update(step, values)
+            metrics, begin = None, time.perf_counter()
             if job.evaluate is not None and (step % job.evaluate_every == 0 or step == job.total_steps):
                 metrics = job.evaluate(state)
                 for watcher in watchers:
                     watcher.on_evaluation(step, metrics)
             if metrics is not None or step % job.save_every == 0 or step == job.total_steps:
                 checkpoints.save(state, position, metrics)
+            meter.start += time.perf_counter() - begin
         if pending is not None:
             _read(pending, meter, job)
             checkpoints.save(state, position, None)
@@ -122,7 +126,7 @@ def train(
 
 
 def evaluate_loss(
-    trainer: Trainer, state: TrainState, frozen: Params, target: FrozenTarget, batches: Sequence[HostBatch]
+    trainer: Trainer, state: TrainState, frozen: Params, target: Tables, batches: Sequence[HostBatch]
 ) -> dict[str, float]:
     """Held-out loss and metrics over the same anchors every time."""
     run = jax.jit(trainer.evaluate)

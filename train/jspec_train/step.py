@@ -13,14 +13,14 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jspec.net import Leaf, Params
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.blocks import Blocks
-from jspec.objectives.frozen import FrozenTarget
+from jspec.objectives.frozen import Tables
 from jspec.objectives.terms import Terms, add
 from jspec_train.optimizer import to_compute
 from pallas_kernels.pytree import pytree
 
 # Leaves that are copies of something frozen.
 FROZEN = frozenset({"embedding", "head", "draft_ids"})
-Capture = Callable[[FrozenTarget, TrainBatch], TrainBatch]
+Capture = Callable[[Tables, TrainBatch], TrainBatch]
 
 
 class BlockObjective(Protocol):
@@ -99,7 +99,7 @@ class Trainer:
         return to_compute(held, self.leaves)
 
     def update(
-        self, state: TrainState, frozen: Params, target: FrozenTarget, window: Sequence[TrainBatch]
+        self, state: TrainState, frozen: Params, target: Tables, window: Sequence[TrainBatch]
     ) -> tuple[TrainState, StepReport]:
         """One update from the exact mean over all micro-batches of `window` and all devices.
 
@@ -122,7 +122,7 @@ class Trainer:
         return new, StepReport(terms=total, grad_norm=norm, sound=sound)
 
     def evaluate(
-        self, state: TrainState, frozen: Params, target: FrozenTarget, batch: TrainBatch, key: Key[Array, ""]
+        self, state: TrainState, frozen: Params, target: Tables, batch: TrainBatch, key: Key[Array, ""]
     ) -> Terms:
         """The loss of a batch, with anchors that depend on `key` alone; touches no random state of training."""
         batch = batch if self.capture is None else self.capture(target, batch)
@@ -133,14 +133,12 @@ class Trainer:
         return sums(state.masters, frozen, target, batch, blocks, state.step)
 
     def _gradients(
-        self, state: TrainState, frozen: Params, target: FrozenTarget, batch: TrainBatch, key: Key[Array, ""]
+        self, state: TrainState, frozen: Params, target: Tables, batch: TrainBatch, key: Key[Array, ""]
     ) -> tuple[Terms, Params]:
         batch = batch if self.capture is None else self.capture(target, batch)
         blocks = self.objective.choose(batch, key)
 
-        def local(
-            masters: Params, frozen: Params, target: FrozenTarget, batch: Any, blocks: Any, step: Any
-        ) -> Any:
+        def local(masters: Params, frozen: Params, target: Tables, batch: Any, blocks: Any, step: Any) -> Any:
             def numerator(masters: Params) -> tuple[Array, Terms]:
                 terms = self.objective.terms(self._join(masters, frozen), target, batch, blocks, step)
                 return terms.numerator, terms

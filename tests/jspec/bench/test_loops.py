@@ -9,6 +9,13 @@ def test_tail_that_repeats_is_a_loop(period):
     assert loop_period(text) == period
 
 
+@pytest.mark.parametrize(("period", "count"), [(1, 24), (4, 24), (5, 24), (8, 32), (24, 96)])
+def test_a_loop_may_be_just_as_long_as_it_takes(period, count):
+    text = [i % period for i in range(count)]
+    assert loop_period(text) == period
+    assert loop_period(text[1:]) is None
+
+
 def test_text_without_repetition_is_no_loop():
     assert loop_period(list(range(200))) is None
 

@@ -1,77 +1,12 @@
 """DFlash checkpoints as published: names, layouts and everything that must be refused."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from dflash_files import HIDDEN, VOCABULARY, config, tensors, write
 
 from jspec.checkpoints.dflash import load_dflash
 from jspec.drafters.dflash import dflash_leaves
-
-HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, MLP, VOCABULARY = 8, 4, 2, 2, 12, 10
-
-
-def config(**changes: Any) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "architectures": ["DFlashDraftModel"],
-        "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
-        "attention_bias": False,
-        "block_size": 6,
-        "dflash_config": {"mask_token_id": 9, "target_layer_ids": [1, 3, -1]},
-        "dtype": "bfloat16",
-        "head_dim": HEAD_SIZE,
-        "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "intermediate_size": MLP,
-        "layer_types": ["full_attention", "sliding_attention"],
-        "max_position_embeddings": 64,
-        "model_type": "qwen3",
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": 2,
-        "num_key_value_heads": KV_HEADS,
-        "num_target_layers": 5,
-        "rms_norm_eps": 1e-6,
-        "rope_scaling": None,
-        "rope_theta": 10000.0,
-        "sliding_window": 7,
-        "tie_word_embeddings": True,
-        "vocab_size": VOCABULARY,
-    }
-    nested = changes.pop("dflash_config", {})
-    values["dflash_config"] = {k: v for k, v in (values["dflash_config"] | nested).items() if v != "absent"}
-    return {k: v for k, v in (values | changes).items() if v != "absent"}
-
-
-def tensors() -> dict[str, np.ndarray]:
-    shapes = {"fc.weight": (HIDDEN, 3 * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
-    for i in range(2):
-        shapes |= {
-            f"layers.{i}.input_layernorm.weight": (HIDDEN,),
-            f"layers.{i}.post_attention_layernorm.weight": (HIDDEN,),
-            f"layers.{i}.self_attn.q_proj.weight": (HEADS * HEAD_SIZE, HIDDEN),
-            f"layers.{i}.self_attn.k_proj.weight": (KV_HEADS * HEAD_SIZE, HIDDEN),
-            f"layers.{i}.self_attn.v_proj.weight": (KV_HEADS * HEAD_SIZE, HIDDEN),
-            f"layers.{i}.self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD_SIZE),
-            f"layers.{i}.self_attn.q_norm.weight": (HEAD_SIZE,),
-            f"layers.{i}.self_attn.k_norm.weight": (HEAD_SIZE,),
-            f"layers.{i}.mlp.gate_proj.weight": (MLP, HIDDEN),
-            f"layers.{i}.mlp.up_proj.weight": (MLP, HIDDEN),
-            f"layers.{i}.mlp.down_proj.weight": (HIDDEN, MLP),
-        }
-    random = np.random.default_rng(0)
-    return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def write(folder: Path, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> Path:
-    (folder / "config.json").write_text(json.dumps(values))
-    save_file(
-        {name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors"
-    )
-    return folder
 
 
 def fused(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -175,7 +110,11 @@ def test_without_layer_types_all_layers_are_full(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(architectures=["DFlash2DraftModel"]), "architectures: .*DFlash2DraftModel.* not supported yet"),
+        (
+            dict(architectures=["DFlash2DraftModel"]),
+            "selector_rank and selector_top_k: expected positive integers for DFlash2DraftModel, got None",
+        ),
+        (dict(architectures=["DFlashDraftModel", "Other"]), "architectures: .* not supported yet"),
         (dict(architectures=["DSparkDraftModel"]), "architectures: .*DSparkDraftModel.* not supported yet"),
         (dict(architectures="absent"), "architectures: expected .* got None"),
         (dict(model_type="llama"), "model_type: expected 'qwen3', got 'llama'"),
@@ -193,9 +132,20 @@ def test_without_layer_types_all_layers_are_full(tmp_path):
             "block_size: expected one value, got 8 in dflash_config and 6",
         ),
         (dict(dflash_config=dict(projector_type="domino")), "projector_type: .*'domino'; not supported yet"),
-        (dict(sample_from_anchor=True), "sample_from_anchor: .* got True; not supported yet"),
-        (dict(dflash_config=dict(conv_kernel_size=2)), "dflash_config: expected no key 'conv_kernel_size'"),
-        (dict(attention_value_scale=0.5), "attention_value_scale: expected no such key"),
+        (dict(sample_from_anchor="yes"), "sample_from_anchor: expected false or null .* got 'yes'"),
+        (dict(dflash_config=dict(shift_label=True)), "dflash_config: expected no key 'shift_label'"),
+        (
+            dict(dflash_config=dict(conv_kernel_size=2)),
+            "conv_kernel_size: expected it together with conv_group_size, got 2 and None",
+        ),
+        (
+            dict(dflash_config=dict(selector_rank=2, selector_top_k=3)),
+            "selector_rank and selector_top_k: expected none for DFlashDraftModel, got 2 and 3",
+        ),
+        (dict(dflash_config=dict(causal=True), is_causal=False), "is_causal: .* got .*False"),
+        (dict(dflash_config=dict(attention_sink_bias=True)), "attention_sink_bias: .* not supported yet"),
+        (dict(attention_value_scale=0.5), "attention_value_scale: .* got 0.5; not supported yet"),
+        (dict(logit_scale=0.5), "logit_scale: expected no such key"),
         (dict(is_causal="yes"), "is_causal: expected true, false or null, got 'yes'"),
         (dict(vocab_size="absent"), "vocab_size: expected a value"),
         (dict(rope_theta="absent"), "rope_theta: expected a number"),
@@ -285,3 +235,72 @@ def test_quantised_weights_are_refused(tmp_path):
 def test_a_folder_without_config_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"path: expected config.json in .* got none"):
         load_dflash(tmp_path, jnp.float32)
+
+
+def test_a_convolution_may_come_without_a_selector(tmp_path):
+    nested = dict(conv_kernel_size=3, conv_group_size=2)
+    arrays = tensors()
+    for i in range(2):
+        for conv in ("attention_conv", "mlp_conv"):
+            arrays[f"layers.{i}.{conv}.base_kernel"] = np.ones((2, 3, HIDDEN), np.float32)
+            arrays[f"layers.{i}.{conv}.kernel_projection.weight"] = np.ones((24, HIDDEN), np.float32)
+    drafter = load_dflash(write(tmp_path, config(dflash_config=nested), arrays), jnp.float32).drafter
+    assert drafter.name == "dflash"
+    assert (drafter.config.convolution.taps, drafter.config.convolution.group_size) == (3, 2)
+
+
+def test_anchor_row_predicts_if_the_config_says_so(tmp_path):
+    loaded = load_dflash(write(tmp_path, config(sample_from_anchor=True), tensors()), jnp.float32)
+    assert loaded.drafter.config.anchor_predicts
+    assert loaded.drafter.draft_length == 6
+
+
+@pytest.mark.parametrize(
+    "name", ["DFlashDraftModel", "MuseGlimmerAssistantModel"], ids=["name", "other name"]
+)
+def test_other_names_of_the_architecture(tmp_path, name):
+    assert load_dflash(write(tmp_path, config(architectures=[name]), tensors()), jnp.float32).drafter
+
+
+def deepspec(**changes):
+    values = config(
+        architectures=["Qwen3DSparkModel"],
+        dflash_config={"mask_token_id": "absent", "target_layer_ids": "absent"},
+        mask_token_id=9,
+        target_layer_ids=[1, 3, -1],
+        num_anchors=512,
+        markov_rank=0,
+        enable_confidence_head=False,
+        layer_types=["full_attention", "full_attention"],
+        sliding_window=None,
+        use_sliding_window=False,
+        max_window_layers=2,
+        pad_token_id=0,
+    )
+    return {k: v for k, v in (values | changes).items() if k != "dflash_config"}
+
+
+def deepspec_tensors():
+    table = np.random.default_rng(2).normal(size=(VOCABULARY, HIDDEN)).astype(np.float32)
+    return tensors() | {"embed_tokens.weight": table, "lm_head.weight": table}
+
+
+def test_deepspec_drafts_from_the_anchor_row_and_brings_copies_of_the_tables(tmp_path):
+    loaded = load_dflash(write(tmp_path, deepspec(), deepspec_tensors()), jnp.float32)
+    kind = loaded.drafter.config
+    assert kind.anchor_predicts and kind.own_embedding
+    assert (loaded.drafter.draft_length, kind.block_size, kind.mask_token_id) == (6, 6, 9)
+    assert kind.target_layer_ids == (1, 3, -1)
+    assert len(loaded.params) == len(deepspec_tensors()) - 1  # the head is the target's
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(markov_rank=10), "markov_rank: expected 0 or none, got 10; not supported yet"),
+        (dict(enable_confidence_head=True), "enable_confidence_head: .* not supported yet"),
+    ],
+)
+def test_heads_of_dspark_are_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load_dflash(write(tmp_path, deepspec(**changes), deepspec_tensors()), jnp.float32)

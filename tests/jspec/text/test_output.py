@@ -33,6 +33,18 @@ def test_the_last_round_lets_out_what_was_held_back(smollm2):
     assert output.text == "the end"
 
 
+def test_a_stop_string_that_the_end_of_the_text_completes_is_a_stop(smollm2):
+    start = smollm2.encode("東")[:1]  # the first bytes of a character: U+FFFD, once nothing follows
+    output = Output(tokenizer=smollm2, stop=["\ufffd"])
+    assert output.push(smollm2.encode("far"), last=False) == ("far", None)
+    assert output.push([*smollm2.encode(" east"), *start], last=True) == (" east", 1)
+    assert output.text == "far east"
+
+    output = Output(tokenizer=smollm2, stop=["\ufffd"])
+    output.push(start, last=False)
+    assert output.push([], last=True) == ("", None)  # a request that failed: there is no token to end with
+
+
 def test_without_a_tokenizer_there_is_no_text():
     output = Output(tokenizer=None, stop=[])
     assert output.push([1, 2, 3], last=True) == ("", None)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -279,7 +281,7 @@ def test_a_lane_s_nan_is_seen_there_and_nowhere_else():
         (q, k.at[2].set(jnp.nan), v, pages),
         (q, k, v.at[2].set(jnp.nan), pages),
         (q.at[2:4].set(jnp.nan), k, v, pages),
-        (q, k, v, dataclasses.replace(pages, v=pages.v.at[:, 2].set(jnp.nan))),
+        (q, k, v, dataclasses.replace(pages, stored_v=pages.stored_v.at[:, 2].set(jnp.nan))),
     ):
         out = attend(*broken, layer, sight, scale=1.0)
         assert np.isnan(out[2:4]).all()
@@ -344,11 +346,36 @@ def test_the_layer_may_be_traced():
 
 def test_narrow_dtypes_are_widened_inside():
     q, k, v, pages, layer, sight = simple(nodes=3)
-    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (q, k, v, pages))
-    out = attend(*narrow, layer, sight, scale=1.0)
-    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)
+    narrow = [array.astype(jnp.bfloat16) for array in (q, k, v)]
+    out = attend(*narrow, pages_of(pages, jnp.bfloat16), layer, sight, scale=1.0)
+    wide = [array.astype(jnp.float32) for array in narrow]
+    rounded = pages_of(pages_of(pages, jnp.bfloat16), jnp.float32)
     assert out.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(out, attend(*wide, layer, sight, scale=1.0).astype(jnp.bfloat16))
+    np.testing.assert_array_equal(out, attend(*wide, rounded, layer, sight, scale=1.0).astype(jnp.bfloat16))
+
+
+def pages_of(pages: Pages, dtype) -> Pages:
+    """The same numbers in another dtype."""
+    stored = jnp.uint16 if dtype == jnp.bfloat16 else dtype
+    return Pages(stored_k=pages.k.astype(dtype).view(stored), stored_v=pages.v.astype(dtype).view(stored))
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_narrow_pool_is_never_widened_as_a_whole(dtype, lanes):
+    q, k, v, pages, layer, sight = simple(lanes=lanes, nodes=2)
+    narrow = [array.astype(dtype) for array in (q, k, v)]
+    large = jax.tree.map(lambda leaf: jnp.tile(leaf, (1, 64, 1, 1, 1)), pages_of(pages, jnp.dtype(dtype)))
+    text = (
+        jax.jit(functools.partial(attend, scale=1.0)).lower(*narrow, large, layer, sight).compile().as_text()
+    )
+    assert not pool_sized(text, "f32", large)
+
+
+def pool_sized(text: str, element: str, pages: Pages) -> list[str]:
+    """Arrays of a compiled program that have this element type and at least the pool's elements."""
+    arrays = re.findall(rf"\b{element}\[([\d,]+)\]", text)
+    return [a for a in arrays if math.prod(map(int, a.split(","))) >= pages.stored_k.size]
 
 
 def test_memory_does_not_grow_with_the_page_table_and_the_pool_is_not_copied():

@@ -10,15 +10,17 @@ from pallas_kernels.attention.pages import Pages, allocate, commit_rows, gather_
 LAYERS, KV_HEADS, HEAD_SIZE = 2, 2, 3
 
 
-def pool(num_pages: int, page_size: int, layers: int = LAYERS) -> Pages:
+def pool(num_pages: int, page_size: int, layers: int = LAYERS, dtype=jnp.float32) -> Pages:
     pages = allocate(
         num_layers=layers,
         num_pages=num_pages,
         page_size=page_size,
         num_kv_heads=KV_HEADS,
         head_size=HEAD_SIZE,
-        dtype=jnp.float32,
+        dtype=dtype,
     )
+    if dtype == jnp.bfloat16:
+        return pages
     return jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), pages)
 
 
@@ -85,13 +87,18 @@ def test_the_pool_s_dtype_is_kept():
     pages = allocate(
         num_layers=1, num_pages=1, page_size=2, num_kv_heads=KV_HEADS, head_size=HEAD_SIZE, dtype=jnp.bfloat16
     )
-    after = commit_rows(pages, *rows(0, 1, layers=1), ints([[0]]), ints([[0]]), ints([0]))
-    assert after.k.dtype == after.v.dtype == jnp.bfloat16
+    k, v = rows(0, 1, layers=1)
+    after = commit_rows(pages, k, v, ints([[0]]), ints([[0]]), ints([1]))
+    assert pages.dtype == after.dtype == after.k.dtype == after.v.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(after.k[0, 0, :, :, 1], k[0, 0].astype(jnp.bfloat16))
+    np.testing.assert_array_equal(after.v[0, 0, :, 1], v[0, 0].astype(jnp.bfloat16))
+    np.testing.assert_array_equal(after.k[..., 0], jnp.zeros_like(after.k[..., 0]))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("commits", [1, 8])
-def test_a_donated_pool_is_written_in_place(commits):
-    pages = pool(64, 16)
+def test_a_donated_pool_is_written_in_place(commits, dtype):
+    pages = pool(64, 16, dtype=jnp.dtype(dtype))
     table, path = ints(np.arange(64).reshape(2, 32)), ints(np.arange(2 * commits).reshape(2, commits))
     compiled = (
         jax.jit(commit_rows, donate_argnums=0)
@@ -101,8 +108,8 @@ def test_a_donated_pool_is_written_in_place(commits):
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == pages.k.nbytes + pages.v.nbytes
     assert memory.temp_size_in_bytes < pages.k.nbytes // 4
-    shapes = [f"f32[{','.join(map(str, leaf.shape))}]" for leaf in (pages.k, pages.v)]
-    copies = [line for line in compiled.as_text().splitlines() if " copy(" in line]
+    shapes = [f"[{','.join(map(str, leaf.shape))}]" for leaf in (pages.k, pages.v)]
+    copies = [line for line in compiled.as_text().splitlines() if " copy(" in line or " convert(" in line]
     assert not [line for line in copies if any(shape in line for shape in shapes)]
 
 

@@ -1,0 +1,245 @@
+"""DFlash and DFlash 2 drafters to folders that SGLang, SpecForge or the `speculators` library read."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from safetensors.numpy import save_file
+
+from jspec.checkpoints.dflash_config import ARCHITECTURE, ARCHITECTURE_2, read_config
+from jspec.checkpoints.dflash_speculators import speculators_values
+from jspec.checkpoints.dflash_tensors import dflash_origins
+from jspec.checkpoints.new_folder import new_folder
+from jspec.checkpoints.safetensors_files import SINGLE
+from jspec.drafters.dflash import dflash_leaves
+from jspec.drafters.dflash_net import DFlashConfig
+from jspec.net import Params
+from jspec.targets.config import DecoderConfig
+from jspec.targets.rope import Linear, Llama3, Rope, Yarn
+
+Layout = Literal["sglang", "speculators"]
+_ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
+
+
+def save_dflash(
+    folder: str | Path,
+    config: DFlashConfig,
+    params: Params,
+    *,
+    dtype: DTypeLike | None = None,
+    layout: Layout = "sglang",
+    target_name: str | None = None,
+    target_architectures: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
+) -> None:
+    """Writes a drafter as config.json and model.safetensors. The folder appears whole or not at all.
+
+    `jspec.checkpoints.dflash.load_dflash` reads both layouts back: with the dtype they were written in,
+    bit for bit. The target's embedding and head are not in the files.
+
+    Args:
+      folder: must not exist, or be empty.
+      config: of the drafter.
+      params: its leaves.
+      dtype: of the matrices; norms and base kernels stay float32. None = as they are.
+      layout: "sglang" for SGLang and SpecForge, "speculators" for that library and vLLM.
+      target_name: hub id or path of the target, for layout "speculators" only.
+      target_architectures: of the target's config.json, likewise.
+      files: further text files of the folder, by name.
+
+    Raises:
+      ValueError: the folder exists, the layout cannot hold the config, or the params are not its leaves.
+    """
+    leaves = dflash_leaves(config, jnp.dtype(jnp.float32 if dtype is None else dtype))
+    if [leaf.shape for leaf in leaves] != [array.shape for array in params]:
+        raise ValueError(
+            f"params: expected {len(leaves)} arrays of ({config.identity}), got {len(params)} or other "
+            "shapes; pass the ones that belong to the config"
+        )
+    matrices = params[0].dtype if dtype is None else jnp.dtype(dtype)
+    values = config_values(config, matrices.name)
+    if layout == "speculators":
+        if config.draft_vocab_size is not None:
+            raise ValueError(
+                f"config.draft_vocab_size: expected None for layout speculators, got {config.draft_vocab_size}; "
+                "there, a reduced vocabulary brings a head of its own"
+            )
+        if config.own_embedding:
+            raise ValueError(
+                "config.own_embedding: expected False for layout speculators, got True; the library would "
+                "put the target's embedding in its place"
+            )
+        values = speculators_values(values, target_name, target_architectures)
+    elif target_name is not None or target_architectures:
+        raise ValueError(f"target_name: expected none for layout {layout}, got {target_name!r}")
+    check_config(config, values)
+    extra = dict(files or {})
+    if {"config.json", SINGLE} & set(extra):
+        raise ValueError(f"files: expected other names than config.json and {SINGLE}, got {sorted(extra)}")
+
+    origins = dflash_origins(config.decoder)
+    tensors: dict[str, np.ndarray] = {}
+    for leaf, array in zip(leaves, params, strict=True):
+        origin = origins[leaf.path]
+        held = np.asarray(array if dtype is None else array.astype(leaf.dtype))
+        tensors[origin.name] = np.ascontiguousarray(held.T if origin.transposed else held)
+    with new_folder(Path(folder)) as hidden:
+        # transformers refuses files that do not say which framework wrote them.
+        save_file(dict(sorted(tensors.items())), hidden / SINGLE, metadata={"format": "pt"})
+        (hidden / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+        for name, text in extra.items():
+            (hidden / name).write_text(text)
+
+
+def config_values(config: DFlashConfig, dtype: str) -> dict[str, Any]:
+    """The config.json of a drafter in the layout of SGLang and SpecForge.
+
+    Args:
+      config: of the drafter.
+      dtype: name of the weights' dtype.
+
+    Raises:
+      ValueError: a rope rule that the format does not have.
+    """
+    own: dict[str, Any] = {
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": list(config.target_layer_ids),
+    }
+    if config.convolution is not None:
+        own["conv_kernel_size"] = config.convolution.taps
+        own["conv_group_size"] = config.convolution.group_size
+    if config.selector is not None:
+        own["selector_rank"] = config.selector.rank
+        own["selector_top_k"] = config.selector.top_k
+    if config.draft_vocab_size is not None:
+        own["draft_vocab_size"] = config.draft_vocab_size
+    if config.output_multiplier != 1.0:
+        own["output_multiplier"] = config.output_multiplier
+    if config.final_softcap is not None:
+        own["final_logit_softcapping"] = config.final_softcap
+    values = _layer_values(config.decoder) | {
+        "architectures": [ARCHITECTURE if config.selector is None else ARCHITECTURE_2],
+        "block_size": config.block_size,
+        "dflash_config": own,
+        "dtype": dtype,
+    }
+    stated = {
+        "is_causal": config.is_causal,
+        "num_target_layers": config.num_target_layers,
+        "sample_from_anchor": config.anchor_predicts or None,
+    }
+    return values | {key: value for key, value in stated.items() if value is not None}
+
+
+def check_config(config: DFlashConfig, values: Mapping[str, Any]) -> None:
+    """Makes sure that a written config means this drafter and no other.
+
+    Raises:
+      ValueError: naming the field that would read back as something else.
+    """
+    own, decoder = read_config(values)
+    read = DFlashConfig(
+        decoder=decoder,
+        target_hidden_size=config.target_hidden_size,
+        own_embedding=config.own_embedding,
+        **own,
+    )
+    for wanted, got in ((_essence(config), _essence(read)), (_layers(config), _layers(read))):
+        for name, value in wanted.items():
+            if got[name] != value:
+                raise ValueError(
+                    f"config.{name}: expected a value that the format can say, got {value}, which would "
+                    f"read back as {got[name]}; change it"
+                )
+
+
+def _essence(config: DFlashConfig) -> dict[str, Any]:
+    """What the drafter does, apart from its layers."""
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    del fields["decoder"]
+    kinds = sorted(set(config.decoder.layer_kinds))
+    return fields | {"is_causal": [(kind, config.causal(kind)) for kind in kinds]}
+
+
+def _layers(config: DFlashConfig) -> dict[str, Any]:
+    """What the layers do: neither the target's side of a `DecoderConfig` nor what no layer uses."""
+    decoder = config.decoder
+    fields = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder)}
+    for name in ("architecture", "tied_head", "embedding_scale", "final_softcap", "window_rope"):
+        del fields[name]
+    return fields | {"window": decoder.window if "window" in decoder.layer_kinds else None}
+
+
+def _layer_values(decoder: DecoderConfig) -> dict[str, Any]:
+    kinds = {"full": "full_attention", "window": "sliding_attention"}
+    windows = "window" in decoder.layer_kinds
+    rope = rope_values(decoder.full_rope)
+    return {
+        "attention_bias": decoder.qkv_bias,
+        "attention_dropout": 0.0,
+        "head_dim": decoder.head_size,
+        "hidden_act": _ACTIVATIONS[decoder.activation],
+        "hidden_size": decoder.hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": decoder.intermediate_size,
+        "layer_types": [kinds[kind] for kind in decoder.layer_kinds],
+        "max_position_embeddings": decoder.max_context,
+        "max_window_layers": decoder.num_layers,
+        "model_type": "qwen3",
+        "num_attention_heads": decoder.num_heads,
+        "num_hidden_layers": decoder.num_layers,
+        "num_key_value_heads": decoder.num_kv_heads,
+        "rms_norm_eps": decoder.norm_eps,
+        # The new form and the old one: each is read by somebody who does not know the other.
+        "rope_parameters": rope,
+        "rope_scaling": None if rope["rope_type"] == "default" else rope,
+        "rope_theta": decoder.full_rope.theta,
+        "sliding_window": decoder.window if windows else None,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "use_sliding_window": windows,
+        "vocab_size": decoder.vocab_size,
+    }
+
+
+def rope_values(rope: Rope) -> dict[str, Any]:
+    """The `rope_parameters` of transformers 5 for a rotary embedding.
+
+    Raises:
+      ValueError: its frequencies were read from a GGUF file as they are, without the rule behind them.
+    """
+    stated: dict[str, Any] = {"rope_theta": rope.theta}
+    match rope.scaling:
+        case None:
+            return stated | {"rope_type": "default"}
+        case Linear(factor=factor):
+            return stated | {"rope_type": "linear", "factor": factor}
+        case Llama3() as rule:
+            return stated | {
+                "rope_type": "llama3",
+                "factor": rule.factor,
+                "low_freq_factor": rule.low_freq_factor,
+                "high_freq_factor": rule.high_freq_factor,
+                "original_max_position_embeddings": rule.original_context,
+            }
+        case Yarn() as rule:
+            return stated | {
+                "rope_type": "yarn",
+                "factor": rule.factor,
+                "original_max_position_embeddings": rule.original_context,
+                "attention_factor": rule.attention_factor,
+                "beta_fast": rule.beta_fast,
+                "beta_slow": rule.beta_slow,
+                "truncate": rule.truncate,
+            }
+        case other:
+            raise ValueError(
+                f"config.decoder.full_rope: expected a rule with a name, got {type(other).__name__}; "
+                "train with one of those that config.json can state"
+            )

@@ -1,0 +1,143 @@
+"""Names, layouts and origins of a DFlash drafter's tensors."""
+
+import dataclasses
+from collections.abc import Mapping, Set
+
+import numpy as np
+
+from jspec.checkpoints.hf_target import hf_plan
+from jspec.checkpoints.leaves import Origin, TensorFile
+from jspec.targets.config import DecoderConfig
+
+_ALIASES = {
+    "encoder.fc.weight": "fc.weight",
+    "encoder.output_norm_enc.weight": "hidden_norm.weight",
+    "candidate_selector.predecessor_codebook.weight": "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook.weight": "candidate_selector.successor_codebook",
+}
+# Leaf -> tensor, outside of the layers.
+_OUTER = {
+    "fc": Origin(name="fc.weight", transposed=True),
+    "hidden_norm": Origin(name="hidden_norm.weight"),
+    "norm": Origin(name="norm.weight"),
+    "embedding": Origin(name="embed_tokens.weight"),
+    # jspec's own: the target ids that are drafted, ascending.
+    "draft_ids": Origin(name="draft_ids"),
+    "candidate_selector.predecessor_codebook": Origin(name="candidate_selector.predecessor_codebook"),
+    "candidate_selector.successor_codebook": Origin(name="candidate_selector.successor_codebook"),
+    "candidate_selector.hidden_projection": Origin(
+        name="candidate_selector.hidden_projection.weight", transposed=True
+    ),
+}
+# The same inside of a layer, besides what a Qwen3 layer has.
+_LAYER = {
+    f"{conv}.{leaf}": (f"{conv}.{tensor}", transposed)
+    for conv in ("attention_conv", "mlp_conv")
+    for leaf, tensor, transposed in (
+        ("base_kernel", "base_kernel", False),
+        ("kernel_projection", "kernel_projection.weight", True),
+    )
+}
+
+
+def dflash_origins(decoder: DecoderConfig) -> dict[str, Origin]:
+    """Which tensor every leaf comes from that a drafter with these layers may have."""
+    layers = {
+        path: dataclasses.replace(origin, name=origin.name.removeprefix("model."))
+        for path, origin in hf_plan(decoder, ()).origins.items()
+        if path.startswith("layers.")
+    }
+    added = {
+        f"layers.{index}.{leaf}": Origin(name=f"layers.{index}.{tensor}", transposed=transposed)
+        for index in range(decoder.num_layers)
+        for leaf, (tensor, transposed) in _LAYER.items()
+    }
+    return layers | added | _OUTER
+
+
+def target_hidden_size(tensors: TensorFile, num_states: int) -> int:
+    """Width of one captured state, which only the shape of fc says.
+
+    Raises:
+      ValueError: there is no fc, or its width is no multiple of the number of states.
+    """
+    shape = tensors.shapes.get("fc.weight", ())
+    if len(shape) != 2 or shape[1] % num_states:
+        raise ValueError(
+            f"{tensors.where}: expected 'fc.weight' of shape [hidden, {num_states} x target's hidden], "
+            f"as there are {num_states} target_layer_ids, got {list(shape) or 'none'}; "
+            "config and weights do not belong together"
+        )
+    return shape[1] // num_states
+
+
+@dataclasses.dataclass(frozen=True)
+class DFlashTensors:
+    """A `TensorFile` of the known tensors under one name each: no `model.` prefix, no aliases, nothing fused.
+
+    What nobody knows keeps the name that it is stored under.
+    """
+
+    file: TensorFile
+    places: Mapping[str, tuple[str, slice]]  # name -> tensor in the file and its rows
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, file: TensorFile, decoder: DecoderConfig, known: Set[str]) -> "DFlashTensors":
+        """The tensors of an open checkpoint.
+
+        Raises:
+          ValueError: two of one name, or a fused one that does not have the rows of its parts.
+        """
+        query, key = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
+        parts = {
+            "qkv_proj": (("q_proj", query), ("k_proj", key), ("v_proj", key)),
+            "gate_up_proj": (
+                ("gate_proj", decoder.intermediate_size),
+                ("up_proj", decoder.intermediate_size),
+            ),
+        }
+        places: dict[str, tuple[str, slice]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+
+        def add(name: str, stored: str, rows: slice, shape: tuple[int, ...]) -> None:
+            if name in places:
+                raise ValueError(
+                    f"{file.where}: expected one tensor for {name!r}, got {places[name][0]!r} and {stored!r}"
+                )
+            places[name], shapes[name] = (stored, rows), shape
+
+        for stored, shape in file.shapes.items():
+            name = stored.removeprefix("model.")
+            name = _ALIASES.get(name, name)
+            owner, _, last = name.rpartition(".")[0].rpartition(".")
+            names = [f"{owner}.{part}.{name.rpartition('.')[2]}" for part, _ in parts.get(last, ())]
+            if not names or not known >= set(names):
+                add(name if name in known else stored, stored, slice(None), shape)
+                continue
+            total = sum(rows for _, rows in parts[last])
+            if not shape or shape[0] != total:
+                inside = ", ".join(f"{part} {rows}" for part, rows in parts[last])
+                raise ValueError(
+                    f"{file.where}: expected {total} rows in tensor {stored!r} ({inside}), "
+                    f"got shape {list(shape)}; config and weights do not belong together"
+                )
+            start = 0
+            for name, (_, rows) in zip(names, parts[last], strict=True):
+                add(name, stored, slice(start, start + rows), (rows, *shape[1:]))
+                start += rows
+        return cls(file, places, shapes)
+
+    @property
+    def where(self) -> str:
+        """See `TensorFile`, as for all below."""
+        return self.file.where
+
+    def check_type(self, name: str) -> None:
+        """Refuses what cannot be read."""
+        self.file.check_type(self.places[name][0])
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor's values."""
+        stored, rows = self.places[name]
+        return self.file.read(stored)[rows]

@@ -1,0 +1,20 @@
+"""`jspec demo` on a table of 8 words."""
+
+import pytest
+from contract.engines import engine
+from contract.words import words_tokenizer
+
+from jspec.cli import main
+from jspec.commands import demo as command
+
+
+def test_demo_shows_whole_prompts_both_texts_and_a_note_about_noise(monkeypatch, capsys):
+    monkeypatch.setattr(command, "load", lambda *_, **__: engine("plain", tokenizer=words_tokenizer()))
+    monkeypatch.setattr(command, "PROMPTS", ("one two\n\n[bold]three", "four"))
+    with pytest.raises(SystemExit) as exit_:
+        main(["demo", "--max-tokens", "12"])
+    shown = capsys.readouterr().out
+    assert not exit_.value.code
+    assert shown.count("> one two\n> \n> [bold]three\n") == 2
+    assert "tokens identical: yes" in shown
+    assert "jspec bench interleaves repeats" in " ".join(shown.split())

@@ -1,0 +1,1 @@
+"""From files of text to samples, and from samples to batches."""
