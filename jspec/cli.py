@@ -19,6 +19,15 @@ COMMANDS = {
         "Write the target's hidden states for prepared samples to disk.",
     ),
     "train": ("jspec_train.commands.train:train_command", "Train a drafter for a target, from a recipe."),
+    "evaluate": (
+        "jspec_train.commands.evaluate:evaluate_command",
+        "Measure a drafter on held-out samples: loss, acceptance, speed.",
+    ),
+    "export": ("jspec_train.commands.export:export_command", "Write a trained drafter for others to read."),
+    "check": (
+        "jspec_train.commands.check:check_command",
+        "Find out why a drafter is not accepted, step by step.",
+    ),
     "bench": ("jspec.commands.bench:bench", "Measure drafters against plain decoding in one run."),
 }
 

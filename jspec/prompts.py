@@ -25,12 +25,12 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         raise ValueError(
             f"prompts: expected {_KINDS}, or a list of these, got {_shown(prompts)}; pass one of them"
         )
-    items = list(prompts)
+    items: list[Any] = list(prompts)
     if items and all(map(_is_id, items)):
         return [[int(item) for item in items]]
     if items and all(isinstance(item, Mapping) for item in items):
         return [items]
-    return items  # type: ignore[return-value]
+    return items
 
 
 def checked(index: int, prompt: Any) -> Prompt:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
@@ -81,6 +82,17 @@ def dflash_from_tensors(
         origins={leaf.path: origins[leaf.path] for leaf in leaves}, ignored=copies_of_the_target(values)
     )
     check_tensors(config.identity, leaves, plan, tensors)
+    if config.draft_vocab_size is not None:
+        _check_draft_ids(tensors, decoder.vocab_size)
     return LoadedDrafter(
         drafter=drafter, params=read_leaves(leaves, plan, tensors, decoder_units(decoder), mesh)
     )
+
+
+def _check_draft_ids(tensors: DFlashTensors, vocab_size: int) -> None:
+    ids = tensors.read("draft_ids")
+    if ids[0] < 0 or ids[-1] >= vocab_size or not np.all(ids[1:] > ids[:-1]):
+        raise ValueError(
+            f"{tensors.where}: expected ascending ids from 0 to {vocab_size - 1} in tensor 'draft_ids', got "
+            f"{ids[:3].tolist()} ... {ids[-3:].tolist()}; the file is damaged"
+        )

@@ -151,8 +151,9 @@ def _dflash2(
         raise ValueError(
             f"conv_group_size: expected a divisor of the hidden_size {decoder.hidden_size}, got {group_size}"
         )
-    if top_k is not None and top_k > decoder.vocab_size:
-        raise ValueError(f"selector_top_k: expected at most vocab_size {decoder.vocab_size}, got {top_k}")
+    drafted = take("draft_vocab_size") or decoder.vocab_size
+    if top_k is not None and top_k > drafted:
+        raise ValueError(f"selector_top_k: expected at most the {drafted} ids that are drafted, got {top_k}")
     return dict(
         convolution=None
         if taps is None or group_size is None

@@ -1,6 +1,8 @@
 """The config.json of the `speculators` library, to and from the layout of SpecForge and SGLang.
 
-The tensors have the same names in both. Layer ids are one higher: there, 0 is the embedding.
+The tensors have the same names in both. Layer ids are one higher: there, 0 is the embedding. The library
+trains window layers on a context that begins `window` tokens before the anchor, the same for the whole
+block; here, as in SGLang, a window ends at each row, so such a drafter sees slightly less than it was trained on.
 
 Source: vllm-project/speculators 0.9.0, models/dflash/config.py, models/dflash2/config.py, convert/dflash.
 """

@@ -133,9 +133,9 @@ class DFlashTensors:
         """See `TensorFile`, as for all below."""
         return self.file.where
 
-    def check_type(self, name: str) -> None:
+    def check_type(self, name: str, *, integer: bool = False) -> None:
         """Refuses what cannot be read."""
-        self.file.check_type(self.places[name][0])
+        self.file.check_type(self.places[name][0], integer=integer)
 
     def read(self, name: str) -> np.ndarray:
         """The tensor's values."""

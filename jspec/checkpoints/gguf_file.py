@@ -46,10 +46,12 @@ class GgufFile:
         """A metadata value as Python scalar, string or list; None if there is no such key."""
         return self.metadata.get(key)
 
-    def check_type(self, name: str) -> None:
+    def check_type(self, name: str, *, integer: bool = False) -> None:
         """Refuses a quantisation that the gguf package cannot undo, or integers."""
         import gguf
 
+        if integer:
+            raise ValueError(f"{self.where}: expected tensor {name!r} of ids, got a file of weights alone")
         kind = self.tensors[name].kind
         if kind == gguf.GGMLQuantizationType.F64:
             return

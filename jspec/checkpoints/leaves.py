@@ -29,8 +29,8 @@ class TensorFile(Protocol):
         """Shape of every tensor, rows first whatever the format calls it."""
         ...
 
-    def check_type(self, name: str) -> None:
-        """Raises ValueError if `read` cannot give this tensor's values."""
+    def check_type(self, name: str, *, integer: bool = False) -> None:
+        """Raises ValueError if `read` cannot give this tensor's values as numbers of the kind asked for."""
         ...
 
     def read(self, name: str) -> np.ndarray:
@@ -90,7 +90,10 @@ def check_tensors(identity: str, leaves: Sequence[Leaf], plan: Plan, file: Tenso
                 f"{file.where}: expected shape {list(expected)} for tensor {origin.name!r}, "
                 f"got {list(file.shapes[origin.name])}; config and weights do not belong together"
             )
-        file.check_type(origin.name)
+        if np.issubdtype(leaf.dtype, np.integer):
+            file.check_type(origin.name, integer=True)
+        else:
+            file.check_type(origin.name)
     for copy, original in plan.copies:
         if copy in file.shapes and not np.array_equal(file.read(copy), file.read(original)):
             raise ValueError(

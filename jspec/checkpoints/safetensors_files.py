@@ -25,6 +25,7 @@ DTYPES: dict[str, Any] = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
 }
+INTEGERS: dict[str, Any] = {"I64": np.int64, "I32": np.int32}
 _HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
 
 
@@ -49,10 +50,15 @@ class SafetensorsFiles:
         """Shape of every tensor."""
         return {name: entry.shape for name, entry in self.entries.items()}
 
-    def check_type(self, name: str) -> None:
-        """Refuses a tensor that is not floating point, before anything is read."""
+    def check_type(self, name: str, *, integer: bool = False) -> None:
+        """Refuses a tensor that is not floating point (or not integer), before anything is read."""
         entry = self.entries[name]
-        if entry.dtype not in DTYPES:
+        if integer and entry.dtype not in INTEGERS:
+            raise ValueError(
+                f"{entry.file}: expected tensor {name!r} as one of {', '.join(INTEGERS)}, got {entry.dtype}; "
+                "it holds ids"
+            )
+        if not integer and entry.dtype not in DTYPES:
             raise ValueError(
                 f"{entry.file}: expected tensor {name!r} as one of {', '.join(DTYPES)}, got {entry.dtype}; "
                 "quantised checkpoints are not read"
@@ -62,7 +68,7 @@ class SafetensorsFiles:
         """A view of the mapped file."""
         entry = self.entries[name]
         data = np.memmap(entry.file, np.uint8, "r", offset=entry.start, shape=(entry.end - entry.start,))
-        return data.view(DTYPES[entry.dtype]).reshape(entry.shape)
+        return data.view((DTYPES | INTEGERS)[entry.dtype]).reshape(entry.shape)
 
 
 def open_safetensors(folder: Path) -> SafetensorsFiles:
@@ -146,6 +152,7 @@ def _entry(file: Path, data_start: int, value: dict[str, Any]) -> _Entry:
     start, end = (int(offset) + data_start for offset in value["data_offsets"])
     shape = tuple(int(side) for side in value["shape"])
     dtype = str(value["dtype"])
-    if dtype in DTYPES and math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize != end - start:
+    known = DTYPES | INTEGERS
+    if dtype in known and math.prod(shape) * np.dtype(known[dtype]).itemsize != end - start:
         raise ValueError(f"{end - start} bytes for a {dtype} tensor of shape {list(shape)}")
     return _Entry(file=file, dtype=dtype, shape=shape, start=start, end=end)

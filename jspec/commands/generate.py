@@ -93,16 +93,15 @@ def generate(
             failures = print_results(console, engine, rows, prompts, as_json)
     except ValueError as problem:
         raise ValueError(with_origin(str(problem), rows)) from problem
-    for index, reason in failures:
-        print(f"{rows[index].origin}: {reason}", file=sys.stderr)
-    if failures:
+    for row, failure in zip(rows, failures, strict=True):
+        if failure is not None:
+            print(f"{row.origin}: {failure}", file=sys.stderr)
+    if any(failures):
         raise typer.Exit(1)
 
 
-def print_stream(
-    console: Console, engine: Engine, prompt: Prompt, settings: Settings
-) -> list[tuple[int, str]]:
-    """Prints the text of one prompt as it is decoded; returns its failure, if it is one."""
+def print_stream(console: Console, engine: Engine, prompt: Prompt, settings: Settings) -> list[str | None]:
+    """Prints the text of one prompt as it is decoded; returns why it failed, None if it did not."""
     pieces = engine.stream([prompt], [settings])
     with console.status("the prompt; the first start of an engine also compiles its programs"):
         piece = next(pieces)
@@ -110,13 +109,13 @@ def print_stream(
     for piece in pieces:
         print(piece.text, end="", flush=True)
     print()
-    return [(0, piece.finish_reason)] if _failed(piece.finish_reason) else []
+    return [_failure(piece.finish_reason)]
 
 
 def print_results(
     console: Console, engine: Engine, rows: Sequence[Row], prompts: Sequence[Prompt], as_json: bool
-) -> list[tuple[int, str]]:
-    """Decodes all prompts under a progress bar, then prints them; returns the failures."""
+) -> list[str | None]:
+    """Decodes all prompts under a progress bar, then prints them; returns why each failed, or None."""
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("decoding; the first start also compiles", total=len(rows))
         results = engine.generate(
@@ -127,11 +126,11 @@ def print_results(
             print(json.dumps(dataclasses.asdict(result)))
         else:
             print(f"{title(row) if len(rows) > 1 else ''}{result.text}\n")
-    return [(i, result.finish_reason) for i, result in enumerate(results) if _failed(result.finish_reason)]
+    return [_failure(result.finish_reason) for result in results]
 
 
-def _failed(finish_reason: str | None) -> bool:
-    return finish_reason is not None and finish_reason.startswith("error")
+def _failure(finish_reason: str | None) -> str | None:
+    return finish_reason if finish_reason is not None and finish_reason.startswith("error") else None
 
 
 def title(row: Row) -> str:

@@ -1,7 +1,8 @@
-"""Fresh weights of a drafter that is to be trained, and DFlash 2 weights made of DFlash's."""
+"""A drafter that is to be trained: its sizes for a target, fresh weights, DFlash 2 weights made of DFlash's."""
 
 import dataclasses
 import zlib
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,91 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jspec.drafters.dflash import dflash_leaves
+from jspec.drafters.dflash2_layers import Convolution, Selector
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.net import Leaf, Params
+from jspec.targets.config import DecoderConfig, LayerKind
+from jspec.targets.decoder import decoder_leaves
 
 INITIALIZER_RANGE = 0.02
+
+
+def dflash_config_for(
+    target: DecoderConfig,
+    *,
+    block_size: int,
+    mask_token_id: int,
+    target_layer_ids: Sequence[int],
+    num_layers: int = 1,
+    window: int | None = None,
+    layer_kinds: Sequence[LayerKind] | None = None,
+    convolution: Convolution | None = None,
+    selector: Selector | None = None,
+    draft_vocab_size: int | None = None,
+    **sizes: int | None,
+) -> DFlashConfig:
+    """The config of a drafter for a target, whose sizes it takes where none are given.
+
+    Args:
+      target: reads the drafts.
+      block_size: anchor and masks.
+      mask_token_id: an id that no text has.
+      target_layer_ids: captured states: 0-based layer outputs, -1 = the embedding.
+      num_layers: of the drafter.
+      window: of its window layers.
+      layer_kinds: "full" or "window" per layer; None = all alike, with a window if there is one.
+      convolution: DFlash 2's.
+      selector: DFlash 2's.
+      draft_vocab_size: drafts only so many ids; None = all.
+      **sizes: intermediate_size, num_heads, num_kv_heads, head_size; None = the target's.
+
+    Raises:
+      ValueError: layers that the target does not have, or sizes that do not fit each other.
+    """
+    missing = [i for i in target_layer_ids if not -1 <= i < target.num_layers]
+    if missing:
+        raise ValueError(
+            f"target_layer_ids: expected -1 (the embedding) to {target.num_layers - 1}, got {missing[0]}; "
+            f"the target has {target.num_layers} layers"
+        )
+    if len(set(target_layer_ids)) != len(target_layer_ids):
+        raise ValueError(
+            f"target_layer_ids: expected different layers, got {list(target_layer_ids)}; drop one"
+        )
+    names = ("intermediate_size", "num_heads", "num_kv_heads", "head_size")
+    if set(sizes) - set(names):
+        raise ValueError(
+            f"sizes: expected some of {', '.join(names)}, got {sorted(set(sizes) - set(names))[0]!r}"
+        )
+    chosen = {name: sizes.get(name) or getattr(target, name) for name in names}
+    kinds = tuple(layer_kinds or (("full" if window is None else "window"),) * num_layers)
+    windows = "window" in kinds
+    decoder = DecoderConfig(
+        architecture="qwen3",
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        num_layers=num_layers,
+        norm_eps=target.norm_eps,
+        max_context=target.max_context,
+        full_rope=target.full_rope,
+        window_rope=target.full_rope if windows else None,
+        layer_kinds=kinds,
+        window=window if windows else None,
+        query_key_norm=True,
+        query_scale=chosen["head_size"] ** -0.5,
+        **chosen,
+    )
+    return DFlashConfig(
+        decoder=decoder,
+        block_size=block_size,
+        mask_token_id=mask_token_id,
+        target_layer_ids=tuple(target_layer_ids),
+        num_target_layers=target.num_layers,
+        target_hidden_size=target.hidden_size,
+        convolution=convolution,
+        selector=selector,
+        draft_vocab_size=draft_vocab_size,
+    )
 
 
 def init_dflash_params(
@@ -64,6 +146,61 @@ def init_dflash_params(
         if leaf.path in given_leaves
         else _initial(leaf, jax.random.fold_in(key, _number(leaf.path)), initializer_range)
         for leaf in dflash_leaves(config, jnp.dtype(dtype))
+    )
+
+
+def init_from_target(
+    config: DFlashConfig, params: Params, target: DecoderConfig, target_params: Params
+) -> Params:
+    """Fresh weights with as much of the target in them as fits: fewer updates until drafts are accepted.
+
+    Drafter layer i of n begins as the target's layer i of its last n, the final norm as the target's. What is
+    made of the features begins as the last captured state alone, under the norm of the first of these
+    layers: if that state is what this layer reads, the context's values are the target's own.
+    Norms of queries and keys, convolutions and the selector, which the target does not have, stay.
+
+    Args:
+      config: of the drafter.
+      params: from `init_dflash_params`.
+      target: must have the drafter's sizes.
+      target_params: its leaves.
+
+    Raises:
+      ValueError: naming a size that differs.
+    """
+    own = config.decoder
+    for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_size", "qkv_bias"):
+        if getattr(own, name) != getattr(target, name):
+            raise ValueError(
+                f"{name}: expected the target's {getattr(target, name)}, got {getattr(own, name)}; a drafter that "
+                "begins with the target's layers has their sizes: change it, or start fresh"
+            )
+    if own.num_layers > target.num_layers:
+        raise ValueError(
+            f"num_layers: expected at most the target's {target.num_layers}, got {own.num_layers}"
+        )
+    theirs = dict(
+        zip(
+            (leaf.path for leaf in decoder_leaves(target, jnp.dtype(jnp.float32))), target_params, strict=True
+        )
+    )
+    first = target.num_layers - own.num_layers
+    taken: dict[str, Array] = {
+        "norm": theirs["norm"],
+        "hidden_norm": theirs[f"layers.{first}.attention_norm"],
+    }
+    for index in range(own.num_layers):
+        prefix = f"layers.{first + index}."
+        taken |= {
+            f"layers.{index}.{path.removeprefix(prefix)}": value
+            for path, value in theirs.items()
+            if path.startswith(prefix)
+        }
+    before = (len(config.target_layer_ids) - 1) * config.target_hidden_size
+    taken["fc"] = jnp.eye(before + config.target_hidden_size, own.hidden_size, k=-before)
+    return tuple(
+        jnp.array(taken[leaf.path], value.dtype) if leaf.path in taken else value
+        for leaf, value in zip(dflash_leaves(config, jnp.dtype(jnp.float32)), params, strict=True)
     )
 
 

@@ -76,9 +76,10 @@ class DFlashConfig:
                 raise ValueError("anchor_predicts: expected False with a candidate selector, got True")
             if self.selector.rank < 1:
                 raise ValueError(f"selector.rank: expected at least 1, got {self.selector.rank}")
-            if not 1 <= self.selector.top_k <= vocab_size:
+            drafted = self.draft_vocab_size or vocab_size
+            if not 1 <= self.selector.top_k <= drafted:
                 raise ValueError(
-                    f"selector.top_k: expected 1 to the vocabulary's {vocab_size}, got {self.selector.top_k}"
+                    f"selector.top_k: expected 1 to the {drafted} ids that are drafted, got {self.selector.top_k}"
                 )
         if not (math.isfinite(self.output_multiplier) and self.output_multiplier > 0):
             raise ValueError(f"output_multiplier: expected a number above 0, got {self.output_multiplier}")

@@ -69,8 +69,8 @@ class Weights:
         """Shape of every tensor."""
         return {name: array.shape for name, array in self.arrays.items()}
 
-    def check_type(self, name: str) -> None:
-        """Every array is float32."""
+    def check_type(self, name: str, *, integer: bool = False) -> None:
+        """Every array is what it should be."""
 
     def read(self, name: str) -> np.ndarray:
         """The tensor."""

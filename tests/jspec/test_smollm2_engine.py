@@ -83,7 +83,7 @@ def test_log_probabilities_come_with_every_token():
             FileNotFoundError,
             r"model: expected a folder, a \.gguf file or a hub id",
         ),
-        ({"drafter": "no such drafter"}, FileNotFoundError, 'drafter: expected "ngram", "plain" or'),
+        ({"drafter": "no such drafter"}, FileNotFoundError, 'drafter: expected "ngram", "plain", or'),
         ({"dtype": "int8"}, ValueError, "dtype: expected one of float32, bfloat16, float16, got 'int8'"),
         ({"max_context": 100_000}, ValueError, "max_context: expected"),
     ],

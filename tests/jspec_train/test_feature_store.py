@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
+from jspec.capture import Capture, capture_one
 from jspec.checkpoints.target import load_target
 from jspec_train import feature_store, samples
-from jspec_train.capture import Capture, capture_one
 from jspec_train.feature_store import capture_to_store, plan_capture, weights_fingerprint
 from jspec_train.sample import Sample, encode
 from jspec_train.sample_header import Header

@@ -79,7 +79,9 @@ def test_an_update_that_is_not_finite_changes_nothing():
 def test_weights_are_bfloat16_and_masters_float32():
     config, params = tiny_drafter()
     trainer = dataclasses.replace(trainer_of(config), leaves=dflash_leaves(config, jnp.dtype(jnp.bfloat16)))
-    state, _ = jax.jit(trainer.update)(trainer.start(params), (), tiny_target(), [documents(2, 24, 2 * HIDDEN)])
+    state, _ = jax.jit(trainer.update)(
+        trainer.start(params), (), tiny_target(), [documents(2, 24, 2 * HIDDEN)]
+    )
     weights = trainer.params(state, ())
     assert {w.dtype.name for w in weights} == {"bfloat16", "float32"}
     assert all(m.dtype == jnp.float32 for m in state.masters)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from jspec.drafters.dflash2_layers import Convolution, Selector
+from jspec.drafters.dflash_init import dflash_config_for
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.targets.config import DecoderConfig
 from jspec.text.tokenizer import Tokenizer
@@ -28,49 +29,24 @@ def drafter_config(part: DrafterPart, target: DecoderConfig, mask_token_id: int)
       ValueError: layers that the target does not have, or sizes that do not fit each other.
     """
     layer_ids = part.target_layer_ids or default_layer_ids(target.num_layers, max(part.num_layers, 2))
-    missing = [i for i in layer_ids if not -1 <= i < target.num_layers]
-    if missing:
-        raise ValueError(
-            f"drafter.target_layer_ids: expected -1 (the embedding) to {target.num_layers - 1}, got {missing[0]}; "
-            f"the target has {target.num_layers} layers"
-        )
-    if len(set(layer_ids)) != len(layer_ids):
-        raise ValueError(
-            f"drafter.target_layer_ids: expected different layers, got {list(layer_ids)}; drop one"
-        )
-    kinds = part.layer_kinds or (("full" if part.window is None else "window"),) * part.num_layers
-    head_size = part.head_size or target.head_size
-    decoder = DecoderConfig(
-        architecture="qwen3",
-        vocab_size=target.vocab_size,
-        hidden_size=target.hidden_size,
-        intermediate_size=part.intermediate_size or target.intermediate_size,
-        num_layers=part.num_layers,
-        num_heads=part.num_heads or target.num_heads,
-        num_kv_heads=part.num_kv_heads or target.num_kv_heads,
-        head_size=head_size,
-        norm_eps=target.norm_eps,
-        max_context=target.max_context,
-        full_rope=target.full_rope,
-        window_rope=target.full_rope if "window" in kinds else None,
-        layer_kinds=kinds,
-        window=part.window if "window" in kinds else None,
-        query_key_norm=True,
-        query_scale=head_size**-0.5,
-    )
     convolution, selector = part.convolution, part.selector
-    return DFlashConfig(
-        decoder=decoder,
+    return dflash_config_for(
+        target,
         block_size=part.block_size,
         mask_token_id=mask_token_id,
-        target_layer_ids=tuple(layer_ids),
-        num_target_layers=target.num_layers,
-        target_hidden_size=target.hidden_size,
-        draft_vocab_size=part.vocabulary,
+        target_layer_ids=layer_ids,
+        num_layers=part.num_layers,
+        window=part.window,
+        layer_kinds=part.layer_kinds,
         convolution=None
         if convolution is None
         else Convolution(taps=convolution.taps, group_size=convolution.group_size),
         selector=None if selector is None else Selector(rank=selector.rank, top_k=selector.top_k),
+        draft_vocab_size=part.vocabulary,
+        intermediate_size=part.intermediate_size,
+        num_heads=part.num_heads,
+        num_kv_heads=part.num_kv_heads,
+        head_size=part.head_size,
     )
 
 

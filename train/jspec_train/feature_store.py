@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec_train.capture import Capture, capture_one
+from jspec.capture import Capture, capture_one
 from jspec_train.sample import Sample
 from jspec_train.sample_header import Header
 from jspec_train.samples import SampleSource, SampleWriter

@@ -214,20 +214,7 @@ def _padded(batch: HostBatch, tokens: int) -> HostBatch:
 def _on_devices(window: Sequence[HostBatch], trainer: Trainer) -> list[TrainBatch]:
     rows = NamedSharding(trainer.mesh, PartitionSpec("data"))
 
-    def put(batch: HostBatch) -> TrainBatch:
-        features = batch.get("features")
-        if features is None:  # captured on the devices
-            features = np.zeros((*batch["ids"].shape, 0), np.float32)
-        host = TrainBatch(
-            ids=batch["ids"],
-            loss_mask=batch["loss_mask"],
-            segments=batch["segments"],
-            positions=batch["positions"],
-            features=features,
-        )
-        return jax.device_put(host, rows)
-
-    return [put(batch) for batch in window]
+    return [jax.device_put(TrainBatch.of_host(batch), rows) for batch in window]
 
 
 def _read(pending: _Pending, meter: _Meter, job: Job) -> None:

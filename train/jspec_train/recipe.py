@@ -104,6 +104,7 @@ class TrainingPart(Part):
     )
     seed: int = 0
     gradient_checkpointing: bool = False
+    start: Literal["fresh", "target"] = "fresh"  # "target": see `jspec.drafters.dflash_init.init_from_target`
     warm_start: str | None = None  # folder of a drafter to take the weights from
 
 
@@ -160,6 +161,10 @@ class Recipe(Part):
         if drafter.layer_kinds is not None and len(drafter.layer_kinds) != drafter.num_layers:
             raise ValueError(
                 f"drafter.layer_kinds: expected {drafter.num_layers} (num_layers), got {len(drafter.layer_kinds)}"
+            )
+        if self.training.warm_start is not None and self.training.start != "fresh":
+            raise ValueError(
+                "training.start: expected fresh with a warm_start, which brings the weights; drop one of them"
             )
         if self.objective.weighting != "position" and self.objective.gamma is not None:
             raise ValueError("objective.gamma: expected None with a dpace weighting; drop one of them")

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jspec.capture import Capture
 from jspec.checkpoints.dflash import load_dflash
 from jspec.checkpoints.target import LoadedTarget, load_target
 from jspec.drafters.dflash import dflash_leaves
-from jspec.drafters.dflash_init import init_dflash_params, upgrade_dflash_params
+from jspec.drafters.dflash_init import init_dflash_params, init_from_target, upgrade_dflash_params
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.features import layer_outputs
 from jspec.loading import resolve
@@ -23,7 +24,6 @@ from jspec.objectives.dflash import DFlashObjective, SelectorTerm
 from jspec.objectives.frozen import DraftTables, FrozenTarget, Tables, draft_tables
 from jspec.sharding import make_mesh
 from jspec.text.tokenizer import Tokenizer, load_tokenizer
-from jspec_train.capture import Capture
 from jspec_train.data.batches import batches
 from jspec_train.data.supervision import longest_run
 from jspec_train.drafters import draft_vocabulary, drafter_config, mask_token
@@ -137,7 +137,7 @@ def open_run(recipe: Recipe, *, progress: Callable[[str], None] = lambda _: None
     progress("making the drafter")
     leaves = dflash_leaves(config, dtype)
     target = FrozenTarget(params=target_params, target=loaded.target)
-    start_params = _start_params(recipe, config, source)
+    start_params = _start_params(recipe, config, source, loaded)
     tables: Tables = target
     if config.draft_vocab_size is not None:
         (draft_ids,) = (p for p, leaf in zip(start_params, leaves, strict=True) if leaf.path == "draft_ids")
@@ -265,14 +265,17 @@ def _optimizer(recipe: Recipe, total_steps: int) -> Any:
     )
 
 
-def _start_params(recipe: Recipe, config: DFlashConfig, source: SampleSource) -> Params:
+def _start_params(recipe: Recipe, config: DFlashConfig, source: SampleSource, loaded: LoadedTarget) -> Params:
     """Float32 leaves: fresh, or those of `training.warm_start`."""
     key = jax.random.fold_in(jax.random.key(recipe.training.seed), 2**31)
     folder = recipe.training.warm_start
     if folder is None:
         size, vocab_size = config.draft_vocab_size, config.decoder.vocab_size
         draft_ids = None if size is None else jnp.asarray(draft_vocabulary(source, size, vocab_size))
-        return init_dflash_params(config, key, jnp.float32, draft_ids=draft_ids)
+        fresh = init_dflash_params(config, key, jnp.float32, draft_ids=draft_ids)
+        if recipe.training.start == "fresh":
+            return fresh
+        return init_from_target(config, fresh, loaded.target.config, loaded.params)
     if not Path(folder).is_dir():
         raise FileNotFoundError(
             f"training.warm_start: expected a drafter's folder, got {folder!r}, which does not exist"

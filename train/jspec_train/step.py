@@ -73,7 +73,8 @@ class Trainer:
 
     def start(self, params: Params) -> TrainState:
         """The state before the first update, fully sharded over the mesh's `data` axis."""
-        masters = tuple(jnp.asarray(params[i], jnp.float32) for i in self.trainable)
+        # Copies: updates are given the state to overwrite.
+        masters = tuple(jnp.array(params[i], jnp.float32) for i in self.trainable)
         state = TrainState(
             step=jnp.zeros((), jnp.int32), masters=masters, optimizer=self.optimizer.init(masters)
         )

@@ -1,10 +1,12 @@
 """Starts, continues and ends a run: what `jspec train` does, as a function."""
 
+import dataclasses
 import itertools
+import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 
 from jspec.checkpoints.dflash_save import save_dflash
@@ -14,12 +16,14 @@ from jspec.drafters.dflash2 import dflash2
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.drafters.protocol import Drafter
 from jspec.engine import Engine
-from jspec.net import Params
+from jspec.features import feature_contract, layer_outputs
 from jspec_train.checkpoints import Checkpoints
 from jspec_train.decoding import HeldOutPrompt, decode_held_out, prompts_of
 from jspec_train.loop import HostBatch, Job, Outcome, Watcher, evaluate_loss, train
 from jspec_train.run import Run
 from jspec_train.step import TrainState
+
+CONTRACT_FILE = "feature_contract.json"  # in a drafter's folder: which features it was trained on
 
 
 def train_run(
@@ -121,13 +125,23 @@ def export_best(run: Run, checkpoints: Checkpoints, folder: Path) -> int | None:
         return None
     restored = checkpoints.restore(run.trainer.start(run.start_params), step)
     assert restored is not None
-    save_drafter(run.config, run.trainer.params(restored.state, run.frozen), folder)
+    if folder.exists():  # of a run that was continued after it had ended
+        shutil.rmtree(folder)
+    names = layer_outputs(run.config.target_layer_ids)
+    contract = feature_contract(run.loaded.target, names, run.recipe.training.dtype)
+    origin = {
+        "recipe": run.recipe.model_dump(mode="json"),
+        "data": dict(run.data_identity),
+        "update": step,
+        "figures": dict(restored.metrics),
+    }
+    files = {
+        CONTRACT_FILE: json.dumps(dataclasses.asdict(contract), indent=1),
+        "training.json": json.dumps(origin, indent=1),
+    }
+    params = run.trainer.params(restored.state, run.frozen)
+    save_dflash(folder, run.config, params, files=files)
     return step
-
-
-def save_drafter(config: DFlashConfig, params: Params, folder: Path) -> None:
-    """A checkpoint in the layout of SGLang and SpecForge."""
-    save_dflash(folder, config, jax.device_get(params))
 
 
 def _epochs(run: Run) -> int | None:

@@ -58,8 +58,9 @@ def test_rounds_without_a_draft_count_neither_as_refused_nor_as_dear():
 
 
 def test_rounds_that_drafted_are_counted():
+    # It proposes as many tokens as the text's length is past a multiple of 4: none after the fourth.
     on, off = shared("varying").generate(
-        [[1], [2]], [Settings(max_tokens=14), Settings(max_tokens=6, draft_length=0)]
+        [[1, 2, 1], [2]], [Settings(max_tokens=14), Settings(max_tokens=6, draft_length=0)]
     )
     assert 0 < on.counters.drafting_rounds < on.counters.rounds
     assert (off.counters.drafting_rounds, off.counters.rounds) == (0, 5)

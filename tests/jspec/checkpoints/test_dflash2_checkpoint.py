@@ -106,7 +106,7 @@ def test_a_missing_tensor_is_refused_by_name(tmp_path, name):
         (dict(selector_rank="absent"), "selector_rank: expected it together with selector_top_k"),
         (dict(selector_rank=0, selector_top_k=0), "expected positive integers for DFlash2DraftModel"),
         (dict(selector_rank=1.5), r"selector_rank: expected an integer from 1 on, got 1\.5"),
-        (dict(selector_top_k=11), "selector_top_k: expected at most vocab_size 10, got 11"),
+        (dict(selector_top_k=11), "selector_top_k: expected at most the 10 ids that are drafted, got 11"),
         (dict(conv_kernel_size=7), "conv_kernel_size: expected 1 to the block_size 6, got 7"),
         (dict(conv_group_size=3), "conv_group_size: expected a divisor of the hidden_size 8, got 3"),
         (dict(conv_group_size=0), "conv_kernel_size: expected it together with conv_group_size"),

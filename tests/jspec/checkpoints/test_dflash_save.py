@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dflash_files import HIDDEN, VOCABULARY, config, config2, tensors, tensors2, write
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jspec.checkpoints.dflash import LoadedDrafter, load_dflash
 from jspec.checkpoints.dflash_save import save_dflash
+from jspec.drafters.dflash import dflash_leaves
+from jspec.drafters.dflash2 import dflash2
 from jspec.targets.rope import Divisors, Linear, Llama3, Rope, Yarn
 
 SPECULATORS = dict(layout="speculators", target_name="org/target", target_architectures=["LlamaForCausalLM"])
@@ -153,8 +155,6 @@ def test_what_a_layout_cannot_say_is_refused(tmp_path, change, layout, message):
     kind = changed(loaded, **change)
     params = loaded.params
     if kind.own_embedding or change.get("decoder", {}).keys() & {"output_bias", "sandwich_norms"}:
-        from jspec.drafters.dflash import dflash_leaves
-
         leaves = dflash_leaves(kind, jnp.dtype(jnp.float32))
         params = tuple(jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves)
     with pytest.raises(ValueError, match=message):
@@ -199,3 +199,35 @@ def test_further_files_come_along_but_not_in_place_of_the_drafter(tmp_path, load
 def test_params_of_another_drafter_are_refused(tmp_path, loaded):
     with pytest.raises(ValueError, match=r"params: expected .* arrays of"):
         save_dflash(tmp_path / "out", loaded.drafter.config, loaded.params[:-1])
+
+
+def reduced(tmp_path: Path, ids: list[int]) -> tuple[Path, LoadedDrafter]:
+    """A drafter of a part of the vocabulary, written."""
+    loaded = load_dflash(write(tmp_path, config2(), tensors2()), jnp.float32)
+    kind = dataclasses.replace(loaded.drafter.config, draft_vocab_size=len(ids))
+    names = [leaf.path for leaf in dflash_leaves(kind, jnp.dtype(jnp.float32))]
+    params = list(loaded.params)
+    params.insert(names.index("draft_ids"), jnp.asarray(ids, jnp.int32))
+    folder = tmp_path / "out"
+    save_dflash(folder, kind, tuple(params))
+    return folder, dataclasses.replace(loaded, drafter=dflash2(kind), params=tuple(params))
+
+
+def test_a_part_of_the_vocabulary_reads_back(tmp_path):
+    folder, saved = reduced(tmp_path, [0, 2, 3, 7, 9])
+    assert equal(saved, load_dflash(folder, jnp.float32))
+
+
+@pytest.mark.parametrize("ids", [[0, 2, 3, 7, 10], [0, 2, 2, 7, 9], [-1, 2, 3, 7, 9]], ids=str)
+def test_ids_that_cannot_be_are_refused(tmp_path, ids):
+    folder, _ = reduced(tmp_path, ids)
+    with pytest.raises(ValueError, match="expected ascending ids from 0 to 9 in tensor 'draft_ids'"):
+        load_dflash(folder, jnp.float32)
+
+
+def test_ids_that_are_no_integers_are_refused(tmp_path):
+    folder, _ = reduced(tmp_path, [0, 2, 3, 7, 9])
+    arrays = load_file(folder / "model.safetensors")
+    save_file(arrays | {"draft_ids": arrays["draft_ids"].astype(np.float32)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="tensor 'draft_ids' as one of I64, I32, got F32; it holds ids"):
+        load_dflash(folder, jnp.float32)

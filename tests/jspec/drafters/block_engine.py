@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.cache import GroupLayout, new_cache
-from jspec.drafters.dflash import DFlash, dflash_leaves
+from jspec.drafters.dflash import DFlash, DFlashState, dflash_leaves
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.drafters.protocol import Committed, Text
 from jspec.round import Proposal
@@ -18,7 +18,7 @@ from jspec.sampling import SamplingTable, empty_table
 from jspec.targets.config import DecoderConfig
 from jspec.targets.rope import Rope
 from jspec.targets.view import TargetView
-from pallas_kernels.attention.pages import Pages, gather_rows
+from pallas_kernels.attention.pages import gather_rows
 
 MASK, VOCABULARY, HIDDEN, HEAD_SIZE, HEADS, KV_HEADS = 15, 16, 12, 4, 4, 2
 SLOTS, PAGE_SIZE, COLUMNS = 3, 4, 6
@@ -36,7 +36,7 @@ class ArrayTarget:
     num_layers: int = 6
     max_context: int = CONTEXT
     embedding_scale: float = 3.0
-    softcap: float = 2.0
+    softcap: float | None = 2.0
 
     @property
     def identity(self) -> str:
@@ -53,7 +53,8 @@ class ArrayTarget:
         return params[0][ids] * self.embedding_scale
 
     def logits(self, params, hidden):
-        return self.softcap * jnp.tanh(hidden @ params[1] / self.softcap)
+        logits = hidden @ params[1]
+        return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
 
 
 def config(
@@ -124,11 +125,17 @@ def padded_lanes(lanes: Sequence[int]) -> jax.Array:
 class Engine:
     """What an engine shows a drafter, round by round. A request is a number, which gives its features."""
 
-    def __init__(self, drafter: DFlash, params: tuple[jax.Array, ...], page_order: int = 0):
+    def __init__(
+        self,
+        drafter: DFlash,
+        params: tuple[jax.Array, ...],
+        page_order: int = 0,
+        softcap: float | None = 2.0,
+    ):
         random = np.random.default_rng(7)
         embedding, head = random.normal(0, 1, (VOCABULARY, HIDDEN)), random.normal(0, 1, (HIDDEN, VOCABULARY))
         self.target_params = (jnp.asarray(embedding, jnp.float32), jnp.asarray(head, jnp.float32))
-        self.target = ArrayTarget()
+        self.target = ArrayTarget(softcap=softcap)
         self.drafter, self.params = drafter, params
         pages = SLOTS * COLUMNS
         cache = new_cache(
@@ -146,7 +153,7 @@ class Engine:
             tokens=jnp.full((SLOTS, CONTEXT + 1), -9, jnp.int32), lengths=jnp.zeros((SLOTS,), jnp.int32)
         )
         self.sampling: SamplingTable = empty_table(SLOTS, VOCABULARY, 1)
-        self.state: Pages = drafter.init(params, self.view, SLOTS)
+        self.state: DFlashState = drafter.init(params, self.view, SLOTS)
         self.requests = [0] * SLOTS
         self.absorb, self.propose, self.hidden = compiled(drafter)
 
@@ -213,8 +220,8 @@ class Engine:
         table = self.cache.groups[0].page_table[slot][None]
         return [
             np.asarray(array[0, :length])
-            for layer in range(self.state.k.shape[0])
-            for array in gather_rows(self.state, layer, table, length)
+            for layer in range(self.state.pages.k.shape[0])
+            for array in gather_rows(self.state.pages, layer, table, length)
         ]
 
 

@@ -37,6 +37,13 @@ def test_candidates_of_a_large_vocabulary_equal_a_stable_sort(vocabulary, top_k)
     np.testing.assert_array_equal(found.unary, np.take_along_axis(logits, expected, axis=1))
 
 
+def test_ties_go_to_the_lowest_id_in_whatever_block_the_best_one_is():
+    logits = (
+        jnp.zeros((1, 1000)).at[0, jnp.asarray([900, 901, 10, 11])].set(jnp.asarray([3.0, 1.0, 2.0, 1.0]))
+    )
+    assert top_candidates(logits, 4).ids.tolist() == [[900, 10, 11, 901]]
+
+
 @pytest.mark.parametrize("vocabulary", [5, 1000])
 def test_a_row_with_nan_has_no_candidates_and_others_do_not_notice(vocabulary):
     logits = jnp.zeros((2, 2, vocabulary)).at[0, 1, 3].set(jnp.nan)

@@ -100,6 +100,6 @@ def test_state_after_real_rounds_equals_a_rebuild():
         TARGET_PARAMS, nodes, empty, jnp.zeros((1,), jnp.int32), DRAFTER.features, max_queries=length
     )
     expected = dflash_net(DRAFTER.config, PARAMS).context_rows(out.features, position)
-    rows = gather_rows(state.drafter, 0, state.cache.groups[0].page_table[:1], length)
+    rows = gather_rows(state.drafter.pages, 0, state.cache.groups[0].page_table[:1], length)
     for row, rebuilt in zip(rows, expected, strict=True):
         np.testing.assert_allclose(row[0], rebuilt[0], atol=2e-4)

@@ -14,12 +14,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from jspec.capture import Capture
 from jspec.checkpoints.target import load_target
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype
 from jspec.features import layer_outputs
 from jspec.loading import keep_compiled_programs, resolve
 from jspec.text.tokenizer import load_tokenizer
-from jspec_train.capture import Capture
 from jspec_train.drafters import default_layer_ids
 from jspec_train.feature_store import CapturePlan, CaptureTally, capture_to_store, plan_capture
 from jspec_train.samples import open_samples

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jspec import Settings
+from jspec.capture import Capture, capture, capture_one
 from jspec.checkpoints.target import load_target
 from jspec.decode import Method, Models
 from jspec.drafters.ngram import ngram
@@ -22,7 +23,6 @@ from jspec.features import layer_outputs
 from jspec.objectives.batch import TrainBatch
 from jspec.slots import slots_of
 from jspec.targets.table import TableTarget
-from jspec_train.capture import Capture, capture, capture_one
 
 TESTS = Path(__file__).parents[1]
 TARGETS = TESTS / "data" / "targets"
@@ -236,7 +236,7 @@ def test_devices_capture_their_own_rows():
         from jspec.checkpoints.target import load_target
         from jspec.objectives.batch import TrainBatch
         from jspec.sharding import make_mesh
-        from jspec_train.capture import Capture
+        from jspec.capture import Capture
 
         path = sys.argv[1]
         mesh = make_mesh(data=4, tensor=2)

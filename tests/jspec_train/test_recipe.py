@@ -1,0 +1,56 @@
+import pytest
+
+from jspec_train.recipe import read_recipe
+
+TEXT = "method: dflash\noutput: run\ndata:\n  train: samples\n"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def to_file(text):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(text)
+        return path
+
+    return to_file
+
+
+def test_overrides_change_single_settings(write):
+    recipe = read_recipe(
+        write(TEXT), ["objective.gamma=4", "drafter.target_layer_ids=[1, 5]", "output=elsewhere"]
+    )
+    assert recipe.objective.gamma == 4.0
+    assert recipe.drafter.target_layer_ids == (1, 5)
+    assert recipe.output == "elsewhere"
+    assert recipe.objective.num_anchors == 512
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        (TEXT + "objectiv: {}\n", [], "objectiv: expected one of checkpoints, data, .* got an unknown key"),
+        (
+            TEXT + "objective: {gama: 1}\n",
+            [],
+            "objective.gama: expected one of chunk_blocks, .*gamma.* unknown key",
+        ),
+        ("method: dflash\noutput: run\n", [], "data: expected a value, got none"),
+        (TEXT, ["objective.gamma=-1"], "objective.gamma: input should be greater than 0, got -1"),
+        (TEXT, ["drafter.block_size=1"], "drafter.block_size: .* 2, got 1"),
+        (TEXT, ["nothing"], "override: expected section.key=value, got 'nothing'"),
+        (TEXT, ["method.x=1"], "override: expected a section 'method'"),
+        (TEXT, ["drafter.selector={}"], "expected no convolution and no selector with method dflash"),
+        (TEXT, ["method=dflash2"], "expected a convolution and a selector with method dflash2"),
+        (TEXT, ["objective.weighting=dpace", "objective.gamma=2"], "objective.gamma: expected None"),
+        ("- a\n", [], "expected a mapping of settings, got list"),
+        ("a: [\n", [], "expected YAML"),
+    ],
+)
+def test_a_wrong_setting_is_named(write, text, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        read_recipe(write(text), overrides)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="config: expected a YAML file"):
+        read_recipe(tmp_path / "none.yaml")
