@@ -31,12 +31,8 @@ COMMANDS = {
     "bench": ("jspec.commands.bench:bench", "Measure drafters against plain decoding in one run."),
 }
 
-PACKAGES = (
-    "jspec",
-    "jspec_train",
-    "jspec_serve",
-    "pallas_kernels",
-)  # ours: if they lack a module, it is a fault
+# Ours: that one of them lacks a module is a fault, not something to install.
+PACKAGES = ("jspec", "jspec_train", "jspec_serve", "pallas_kernels")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,6 +1,7 @@
 """The training loop: updates, logs, evaluations, checkpoints, and how it ends."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -90,7 +91,7 @@ def train(
     update = jax.jit(job.trainer.update, donate_argnums=(0,))
     meter = _Meter()
     pending: _Pending | None = None
-    step = int(state.step)
+    step, position = int(state.step), batches.get_state()
     with Interrupts() as interrupts:
         while step < job.total_steps and not interrupts.requested:
             window = _window(batches, job.accumulation, step)
@@ -120,24 +121,32 @@ def train(
             meter.start += time.perf_counter() - begin
         if pending is not None:
             _read(pending, meter, job)
-            checkpoints.save(state, position, None)
+        if interrupts.requested:
+            checkpoints.save(state, position)
     checkpoints.wait()
     return Outcome(state=state, interrupted=interrupts.requested and step < job.total_steps)
 
 
-def evaluate_loss(
-    trainer: Trainer, state: TrainState, frozen: Params, target: Tables, batches: Sequence[HostBatch]
-) -> dict[str, float]:
-    """Held-out loss and metrics over the same anchors every time."""
-    run = jax.jit(trainer.evaluate)
-    total: Terms | None = None
-    for index, batch in enumerate(batches):
-        key = jax.random.fold_in(jax.random.key(0), index)
-        terms = run(state, frozen, target, _on_devices([batch], trainer)[0], key)
-        total = terms if total is None else add(total, terms)
-    if total is None:
+def loss_evaluation(
+    trainer: Trainer, frozen: Params, target: Tables, batches: Sequence[HostBatch]
+) -> Callable[[TrainState], dict[str, float]]:
+    """A function to the held-out loss and metrics of a state, over the same anchors every time.
+
+    Raises:
+      ValueError: there is no batch.
+    """
+    if not batches:
         raise ValueError("validation: expected at least one batch, got none; give more validation data")
-    return scalars(total)
+    evaluate = jax.jit(trainer.evaluate)
+
+    def figures(state: TrainState) -> dict[str, float]:
+        pieces = []
+        for index, batch in enumerate(batches):
+            key = jax.random.fold_in(jax.random.key(0), index)
+            pieces.append(evaluate(state, frozen, target, _on_devices([batch], trainer)[0], key))
+        return scalars(functools.reduce(add, pieces))
+
+    return figures
 
 
 def scalars(terms: Terms) -> dict[str, float]:

@@ -14,7 +14,7 @@ from jspec.net import Leaf, Params
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.blocks import Blocks
 from jspec.objectives.frozen import Tables
-from jspec.objectives.terms import Terms, add
+from jspec.objectives.terms import Terms
 from jspec_train.optimizer import to_compute
 from pallas_kernels.pytree import pytree
 
@@ -93,11 +93,7 @@ class Trainer:
 
     def params(self, state: TrainState, frozen: Params) -> Params:
         """All leaves in the dtypes that they are used in; `frozen` are the ones without a master."""
-        trainable, kept = iter(state.masters), iter(frozen)
-        held = tuple(
-            next(trainable) if i in set(self.trainable) else next(kept) for i in range(len(self.leaves))
-        )
-        return to_compute(held, self.leaves)
+        return self._join(state.masters, frozen)
 
     def update(
         self, state: TrainState, frozen: Params, target: Tables, window: Sequence[TrainBatch]
@@ -106,13 +102,15 @@ class Trainer:
 
         An update whose loss or gradients are not finite changes nothing but is reported.
         """
-        key = jax.random.fold_in(jax.random.key(self.seed), state.step)
-        total, grads = None, None
-        for index, batch in enumerate(window):
-            terms, piece = self._gradients(state, frozen, target, batch, jax.random.fold_in(key, index))
-            total = terms if total is None else add(total, terms)
-            grads = piece if grads is None else jax.tree.map(jnp.add, grads, piece)
-        assert total is not None and grads is not None
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step), len(window))
+        total, grads = self._gradients(state, frozen, target, window[0], keys[0])
+        if len(window) > 1:
+
+            def another(sums: Any, item: tuple[TrainBatch, Array]) -> tuple[Any, None]:
+                return jax.tree.map(jnp.add, sums, self._gradients(state, frozen, target, *item)), None
+
+            rest = jax.tree.map(lambda *arrays: jnp.stack(arrays), *window[1:])
+            (total, grads), _ = jax.lax.scan(another, (total, grads), (rest, keys[1:]))
         grads = jax.tree.map(lambda g: g / jnp.maximum(total.denominator, 1e-9), grads)
         norm = optax.tree.norm(grads)
         sound = jnp.isfinite(total.numerator) & jnp.isfinite(norm)
@@ -128,10 +126,13 @@ class Trainer:
         """The loss of a batch, with anchors that depend on `key` alone; touches no random state of training."""
         batch = batch if self.capture is None else self.capture(target, batch)
         blocks = self.objective.choose(batch, key)
-        sums = self._over_data(
-            lambda p, f, t, b, c, s: self.objective.terms((*self._join(p, f),), t, b, c, s)
-        )
-        return sums(state.masters, frozen, target, batch, blocks, state.step)
+
+        def local(
+            masters: Params, frozen: Params, target: Tables, batch: Any, blocks: Any, step: Any
+        ) -> Terms:
+            return self.objective.terms(self._join(masters, frozen), target, batch, blocks, step)
+
+        return self._over_data(local)(state.masters, frozen, target, batch, blocks, state.step)
 
     def _gradients(
         self, state: TrainState, frozen: Params, target: Tables, batch: TrainBatch, key: Key[Array, ""]
@@ -150,7 +151,9 @@ class Trainer:
         return self._over_data(local)(state.masters, frozen, target, batch, blocks, state.step)
 
     def _join(self, masters: Params, frozen: Params) -> Params:
-        return self.params(TrainState(step=jnp.zeros((), jnp.int32), masters=masters, optimizer=()), frozen)
+        trained, kept = iter(masters), iter(frozen)
+        held = tuple(next(kept if leaf.path in FROZEN else trained) for leaf in self.leaves)
+        return to_compute(held, self.leaves)
 
     def _over_data(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Runs on each device's rows of the batch and adds up; parameters are gathered for it."""

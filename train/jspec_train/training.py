@@ -19,7 +19,7 @@ from jspec.engine import Engine
 from jspec.features import feature_contract, layer_outputs
 from jspec_train.checkpoints import Checkpoints
 from jspec_train.decoding import HeldOutPrompt, decode_held_out, prompts_of
-from jspec_train.loop import HostBatch, Job, Outcome, Watcher, evaluate_loss, train
+from jspec_train.loop import HostBatch, Job, Outcome, Watcher, loss_evaluation, train
 from jspec_train.run import Run
 from jspec_train.step import TrainState
 
@@ -77,11 +77,12 @@ def evaluation(run: Run) -> Callable[[TrainState], Mapping[str, float]]:
     held_out: list[HostBatch] = list(
         itertools.islice(run.batches(source, epochs=1, shuffle=False), part.loss_batches)
     )
+    loss = loss_evaluation(run.trainer, run.frozen, run.target, held_out)
     prompts = prompts_of([source[i] for i in _spread(len(source), part.prompts)])
     engine = engine_for(run, prompts, part.max_tokens, part.draft_length) if prompts else None
 
     def evaluate(state: TrainState) -> Mapping[str, float]:
-        values = evaluate_loss(run.trainer, state, run.frozen, run.target, held_out)
+        values = loss(state)
         if engine is None:
             return values
         engine.models = Models(target=engine.models.target, drafter=run.trainer.params(state, run.frozen))

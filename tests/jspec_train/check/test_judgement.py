@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
-from jspec_train.check.decoded_step import commit_length
+from jspec.results import Counters, Result
+from jspec_train.check.decoded_step import Answers, commit_length, decoded_step
+from jspec_train.check.diagnosis import diagnosis
+from jspec_train.check.finding import failed, passed
 from jspec_train.check.perturbation import judge, other_orders, shifted
 from jspec_train.check.perturbed import Change, Rows, change
 from jspec_train.check.program import keep_together
@@ -83,3 +86,43 @@ def test_tokens_a_round_follow_the_path_that_decoding_takes():
 def test_places_that_follow_one_another():
     assert keep_together(np.array([3, 4, 5, 9])).tolist() == [3, 4, 5]
     assert keep_together(np.array([], int)).tolist() == []
+
+
+def result(ids, committed: int, rounds: int) -> Result:
+    counters = Counters(committed=committed, rounds=rounds)
+    return Result(text="", token_ids=tuple(ids), finish_reason="length", prompt_ids=(1,), counters=counters)
+
+
+def decoded(ids=(5, 6, 7), *, along_answers=2.0, along_data=2.0, exact=True):
+    answers = Answers(drafted=[result(ids, 4, 2)], plain=[result((5, 6, 7), 3, 3)], max_tokens=4)
+    return decoded_step(answers, exact=exact, along_answers=along_answers, along_data=along_data)
+
+
+def test_decoding_is_held_against_plain_decoding_the_answers_and_the_data():
+    assert decoded().status == "pass"
+    assert "2.00 tokens a round, 2.00 expected of these answers" in decoded().said
+    other = decoded((5, 6, 8))
+    assert other.status == "fail" and "prompt 1 does not" in other.said
+    assert decoded((5, 6, 8), exact=False).status == "pass"  # bfloat16 may round a tie the other way
+    assert "does not do what was trained" in decoded(along_answers=2.5).said
+    foreign = decoded(along_data=3.0)
+    assert foreign.status == "fail" and "regenerate them" in foreign.said
+
+
+def test_the_diagnosis_names_the_step_or_what_limits_a_sound_drafter():
+    sound = [passed(step, "") for step in range(1, 9)]
+    drafted = passed(
+        9, "", coverage=[0.9, 0.5], selector_accuracy=[0.9, 0.9], accepted_by_position=[0.9, 0.4]
+    )
+    end = passed(10, "", mean_commit_length=2.3)
+    assert "no selector brings them back" in diagnosis([*sound, drafted, end])
+    drafted = passed(
+        9, "", coverage=[0.9, 0.9], selector_accuracy=[0.9, 0.5], accepted_by_position=[0.9, 0.4]
+    )
+    assert "the selector can be improved" in diagnosis([*sound, drafted, end])
+    drafted = passed(9, "", accepted_by_position=[0.9, 0.1])
+    assert "first draft token is good" in diagnosis([*sound, drafted, end])
+    drafted = passed(9, "", accepted_by_position=[0.9, 0.6])
+    assert "2.30 tokens a round" in diagnosis([*sound, drafted, end])
+    assert "step 5 (anchor leak)" in diagnosis([*sound[:4], failed(5, ""), *sound[5:], drafted, end])
+    assert "bonus" in diagnosis([*sound, drafted, failed(10, "", outputs_that_differ=1)])

@@ -4,7 +4,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -18,6 +17,7 @@ from jspec.objectives.dflash import DFlashObjective
 from jspec.objectives.frozen import Tables
 from jspec_train.check.finding import Finding, failed, passed
 from jspec_train.check.paged import Drafted
+from jspec_train.check.perturbed import embedding_of
 from jspec_train.check.texts import Texts
 
 CODE, DRAFTED = 7, 9
@@ -45,7 +45,7 @@ def _dense_hidden(
     config: DFlashConfig, params: Params, tables: Tables, batch: TrainBatch, blocks: Blocks
 ) -> Float[Array, "texts anchors block hidden"]:
     net = dflash_net(config, params)
-    embed = tables.embed if net.embedding is None else lambda ids: jnp.take(net.embedding[...], ids, axis=0)
+    embed = embedding_of(net, tables)
 
     def one(text: tuple[TrainBatch, Blocks]) -> Array:
         batch, blocks = jax.tree.map(lambda a: a[None], text)

@@ -21,6 +21,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -118,21 +119,22 @@ def _merit(one: Change) -> tuple[bool, float]:
 def _orders(whole: Pass, texts: Texts, base: Rows, num_target_layers: int) -> list[Change]:
     """The captured layers in another order, each of them off by one, and a norm too many."""
     ids = whole.config.target_layer_ids
-    wanted = [(list(order), layer_outputs(order)) for order in other_orders(ids)]
+    wanted = [(f"layers {list(order)}", layer_outputs(order)) for order in other_orders(ids)]
     for off in (-1, 1):
         moved = [i + off for i in ids]
         if min(moved) >= -1 and max(moved) < num_target_layers:
-            wanted.append((moved, layer_outputs(moved)))
+            wanted.append((f"layers {moved}", layer_outputs(moved)))
     if num_target_layers - 1 in ids:
         names = layer_outputs(ids)
         last = f"layer.{num_target_layers - 1}"
-        wanted.append(("the final norm", tuple("final_norm" if name == last else name for name in names)))
-    return [
-        change(
-            f"layers {label}" if isinstance(label, list) else f"{label} applied to the last layer",
-            base,
-            whole.rows(_with(texts.batch, texts.features(names)), texts.blocks),
+        wanted.append(
+            (
+                "the final norm applied to the last layer",
+                tuple("final_norm" if name == last else name for name in names),
+            )
         )
+    return [
+        change(label, base, whole.rows(_with(texts.batch, texts.features(names)), texts.blocks))
         for label, names in wanted
     ]
 
@@ -164,7 +166,7 @@ def _alignments(whole: Pass, texts: Texts, base: Rows) -> list[Change]:
     return changes
 
 
-def shifted(features: jnp.ndarray, off: int) -> jnp.ndarray:
+def shifted(features: jax.Array | np.ndarray, off: int) -> jnp.ndarray:
     """Row t holds what belongs to token t + off; zeros where there is none."""
     rolled = np.roll(np.asarray(features), -off, axis=1)
     if off > 0:

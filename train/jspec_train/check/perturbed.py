@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jspec.drafters.dflash import dflash_net
-from jspec.drafters.dflash_net import DFlashConfig, draft_logits
+from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, draft_logits
 from jspec.net import Params
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.block_pass import training_hidden
@@ -146,6 +147,12 @@ def change(
     )
 
 
+def embedding_of(net: DFlashNet, tables: Tables) -> Callable[[Array], Array]:
+    """The drafter's own embedding if it has one, else the target's."""
+    own = net.embedding
+    return tables.embed if own is None else lambda ids: jnp.take(own[...], ids, axis=0)
+
+
 @functools.partial(jax.jit, static_argnames="config")
 def _figures(
     config: DFlashConfig,
@@ -158,7 +165,7 @@ def _figures(
 ) -> tuple[Array, Array, Array]:
     """(correct, loss, known) of every drafted row, one text at a time."""
     net = dflash_net(config, params)
-    embed = tables.embed if net.embedding is None else lambda ids: jnp.take(net.embedding[...], ids, axis=0)
+    embed = embedding_of(net, tables)
 
     def one(text: tuple[TrainBatch, Blocks, Array]) -> tuple[Array, Array, Array]:
         batch, blocks, labels = jax.tree.map(lambda a: a[None], text)
