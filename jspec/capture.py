@@ -209,8 +209,8 @@ class Capture:
 def capture(
     target: Target,
     params: Any,
-    ids: Int[Array, "samples tokens"],
-    lengths: Int[Array, "samples"],
+    ids: Int[Array | np.ndarray, "samples tokens"],
+    lengths: Int[Array | np.ndarray, "samples"],
     names: tuple[str, ...],
     *,
     dtype: str = "bfloat16",
@@ -231,7 +231,7 @@ def capture(
       ValueError: as for `Capture`.
     """
     chosen = Capture(target=target, names=names, dtype=dtype, buckets=buckets)
-    return jax.lax.map(lambda row: chosen.any_length(params, *row), (ids, lengths))
+    return jax.lax.map(lambda row: chosen.any_length(params, *row), (jnp.asarray(ids), jnp.asarray(lengths)))
 
 
 @functools.partial(jax.jit, static_argnames="chosen")

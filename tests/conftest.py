@@ -1,5 +1,6 @@
 """Settings for every test: CPU, strict shapes."""
 
+import gc
 import os
 import pathlib
 
@@ -7,6 +8,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import jax
+import pytest
+
+MAX_MAPS = 20_000  # of vm.max_map_count, 65,530 by default; beyond it XLA aborts
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Several test modules build the same programs; the cache also makes a second run much faster.
@@ -14,6 +18,16 @@ jax.config.update(
     "jax_compilation_cache_dir", str(pathlib.Path(__file__).parent.parent / ".pytest_cache" / "compiled")
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_memory_maps():
+    """Lets compiled programs go before their memory maps, several each, reach Linux's limit per process."""
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_addoption(parser):

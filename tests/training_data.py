@@ -38,7 +38,9 @@ def target_config() -> DecoderConfig:
 
 def tiny_target(seed: int = 0) -> FrozenTarget:
     target = DecoderTarget(target_config())
-    return FrozenTarget(params=random_params(decoder_leaves(target.config, jnp.dtype(jnp.float32)), seed), target=target)
+    return FrozenTarget(
+        params=random_params(decoder_leaves(target.config, jnp.dtype(jnp.float32)), seed), target=target
+    )
 
 
 def random_params(leaves, seed: int) -> Params:

@@ -144,7 +144,7 @@ class DFlashObjective:
         step: Int[Array, ""] | int = 0,
     ) -> Terms:
         """The loss over given anchors."""
-        config = self.config
+        config, batch = self.config, jax.tree.map(jnp.asarray, batch)
         net = dflash_net(config, params)
         targets = block_targets(batch, blocks, block_size=config.block_size)
         embed = (
