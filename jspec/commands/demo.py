@@ -1,6 +1,7 @@
 """`jspec demo`: the same prompts plain and speculative, streamed, and a table at the end."""
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -8,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Rich
 
+from jspec.bench.calls import CALLS
 from jspec.bench.prompts import PROMPTS as PROMPTS_BY_TASK
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Drafter, Model
 from jspec.engine import Engine
@@ -22,6 +24,10 @@ PROMPTS = (PROMPTS_BY_TASK["chat"][0], PROMPTS_BY_TASK["rewrite"][2], PROMPTS_BY
 def demo(
     model: Model = None,
     drafter: Drafter = "ngram",
+    calls: Annotated[
+        str | None,
+        typer.Option(help="Folder of a drafter for JSON function calls; decodes some with it, too."),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens per answer.")] = 128,
     compilation_cache: CompilationCache = DEFAULT_CACHE,
 ) -> None:
@@ -30,32 +36,15 @@ def demo(
     settings = Settings(max_tokens=max_tokens)
     with console.status("loading the model"):
         plain = load(model, drafter="plain", compilation_cache=compilation_cache, max_slots=1)
-        fast = with_drafter(plain, drafter)
+        engines = {"plain": plain, drafter: with_drafter(plain, drafter)}
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-    for name, engine in (("plain", plain), (drafter, fast)):
-        with console.status(f"a first, untimed pass with {name}; the first start also compiles its programs"):
-            engine.generate(chats, settings)
-    console.print(
-        Rich.assemble(
-            "Text of the target: ", ("drafted and accepted", "bold green"), " or ", "its own choice", ".\n"
-        )
-    )
-    rows = []
-    for name, engine in (("plain", plain), (drafter, fast)):
-        console.rule(f"[bold]{name}")
-        seconds = 0.0
-        for prompt, chat in zip(PROMPTS, chats, strict=True):
-            console.print()
-            console.print(quoted(prompt))
-            seconds += show(console, engine, chat, settings)
-        timings = Timings()
-        with console.status("the same once more, timed part by part"):
-            results = engine.generate(chats, settings, timings=timings)
-        rows.append((name, seconds, results, timings))
-    console.print()
-    console.print(comparison(rows))
-    same = all(a.token_ids == b.token_ids for a, b in zip(rows[0][2], rows[1][2], strict=True))
-    console.print(f"tokens identical: {'yes' if same else 'NO'}")
+    same = section(console, engines, chats, settings)
+    if calls is not None:
+        with console.status("loading the drafter for function calls"):
+            engines["trained"] = with_drafter(plain, calls)
+        console.print()
+        console.rule("[bold]JSON function calls, with a drafter trained for them")
+        same = section(console, engines, CALLS, settings) and same
     console.print(
         Rich(
             "One pass each: speeds differ by some percent from pass to pass, and by more on a busy machine. "
@@ -65,6 +54,38 @@ def demo(
     )
     if not same:
         raise typer.Exit(1)
+
+
+def section(
+    console: Console, engines: Mapping[str, Engine], chats: Sequence[list[dict[str, str]]], settings: Settings
+) -> bool:
+    """Decodes the same chats with every engine and compares; whether all texts are those of the first."""
+    for name, engine in engines.items():
+        with console.status(f"a first, untimed pass with {name}; the first start also compiles its programs"):
+            engine.generate(chats, settings)
+    console.print(
+        Rich.assemble(
+            "Text of the target: ", ("drafted and accepted", "bold green"), " or ", "its own choice", ".\n"
+        )
+    )
+    rows = []
+    for name, engine in engines.items():
+        console.rule(f"[bold]{name}")
+        seconds = 0.0
+        for chat in chats:
+            console.print()
+            console.print(quoted(chat[-1]["content"]))
+            seconds += show(console, engine, chat, settings)
+        timings = Timings()
+        with console.status("the same once more, timed part by part"):
+            results = engine.generate(chats, settings, timings=timings)
+        rows.append((name, seconds, results, timings))
+    console.print()
+    console.print(comparison(rows))
+    texts = [[result.token_ids for result in results] for _, _, results, _ in rows]
+    same = all(text == texts[0] for text in texts)
+    console.print(f"tokens identical: {'yes' if same else 'NO'}")
+    return same
 
 
 def quoted(prompt: str) -> Rich:

@@ -168,10 +168,10 @@ def test_other_layers_than_the_stored_ones_are_refused(recipe, target, data, tmp
 def test_resuming_with_another_recipe_or_over_a_run_is_refused(recipe):
     train_run(open_run(recipe(training={"max_steps": 2})))
     with pytest.raises(
-        ValueError, match="objective.gamma: expected 3.0 as the run in .* has it, got 4.0; resume"
+        ValueError, match=r"objective.gamma: expected 3.0 as the run in .* has it, got 4.0; resume"
     ):
         train_run(open_run(recipe(training={"max_steps": 2}, objective={"gamma": 4.0})), resume=True)
-    with pytest.raises(ValueError, match="output: expected a new folder, got .*--resume"):
+    with pytest.raises(ValueError, match=r"output: expected a new folder, got .*--resume"):
         train_run(open_run(recipe(training={"max_steps": 2})))
 
 

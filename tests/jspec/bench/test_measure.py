@@ -44,7 +44,7 @@ def test_best_draft_length_weighs_acceptance_against_cost():
     good = Counters(rounds=10, drafting_rounds=10, accept_histogram=(1, 1, 1, 6, 1, 0, 0, 0))
     assert good.acceptance_by_position() == (0.9, 0.8, 0.7, 0.1, 0.0, 0.0, 0.0)
     assert best_draft_length(costs, good) == (3, pytest.approx(3.4 / 1.4))
-    poor = Counters(rounds=10, drafting_rounds=10, accept_histogram=(9, 0, 0, 0, 0, 0, 0, 1))
+    poor = Counters(rounds=20, drafting_rounds=20, accept_histogram=(19, 0, 0, 0, 0, 0, 0, 1))
     assert best_draft_length(costs, poor) == (0, 1.0)
 
 

@@ -155,7 +155,9 @@ def test_a_label_that_cannot_be_drafted_has_no_weight_but_counts_as_missed():
     )
     # The loss is the cross-entropy over the ids that are left.
     hidden = hidden_of(batch, blocks, (reduced, params))
-    logits = np.asarray(target.logits(jnp.asarray(hidden.reshape(-1, HIDDEN)))).reshape(*labels.shape, -1)[..., 4:]
+    logits = np.asarray(target.logits(jnp.asarray(hidden.reshape(-1, HIDDEN)))).reshape(*labels.shape, -1)[
+        ..., 4:
+    ]
     log_probs = np.asarray(jax.nn.log_softmax(logits, axis=-1))
     kept = mask & (labels >= 4)
     want = -np.take_along_axis(log_probs, np.maximum(labels - 4, 0)[..., None], axis=-1)[..., 0][kept].sum()

