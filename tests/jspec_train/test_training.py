@@ -72,11 +72,11 @@ def recipe(target, data, tmp_path):
             "method": "dflash",
             "target": str(target),
             "output": str(tmp_path / output),
-            "data": {"train": str(data / "train"), "validation": str(data / "validation"), "bucket": 24},
+            "data": {"train": str(data / "train"), "bucket": 24},
             "drafter": {"num_layers": 1, "block_size": 4, "mask_token_id": MASK, "target_layer_ids": [0, 2]},
             "objective": {"num_anchors": 8, "gamma": 3.0, "chunk_blocks": 16},
             "training": {"epochs": 2, "batch_size": 4, "dtype": "float32"},
-            "evaluation": {"every": 6, "loss_batches": 1, "prompts": 2, "max_tokens": 6},
+            "evaluation": {"every": 6, "loss_batches": 1, "prompts": 0, "max_tokens": 6},
             "checkpoints": {"every": 4, "keep": 2},
             "log_every": 2,
         }
@@ -106,9 +106,11 @@ def leaves_of(outcome):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(outcome.state)]
 
 
-def test_a_run_ends_with_a_drafter_that_decodes(recipe, target, tmp_path):
+def test_a_run_ends_with_a_drafter_that_decodes(recipe, target, data, tmp_path):
     figures = Figures()
-    run = open_run(recipe())
+    # Only here, and in the DFlash 2 run below, are evaluations a part: they compile an engine.
+    validation = {"validation": str(data / "validation")}
+    run = open_run(recipe(data=validation, evaluation={"prompts": 2}))
     outcome = train_run(run, watchers=lambda done: [figures])
     assert int(outcome.state.step) == run.total_steps == 12 and not outcome.interrupted
     assert sorted(figures.losses) == [2, 4, 6, 8, 10, 12]
@@ -125,15 +127,20 @@ def test_a_run_ends_with_a_drafter_that_decodes(recipe, target, tmp_path):
     ]
 
 
-def test_an_interrupted_run_goes_on_bit_equal(recipe):
+def test_an_interrupted_run_goes_on_bit_equal(recipe, data):
+    watched = {"validation": str(data / "validation")}  # evaluations must not disturb the training
     whole = train_run(open_run(recipe("whole")))
     for stop_at in (2, 6):
         name = f"parts{stop_at}"
-        first = train_run(open_run(recipe(name)), watchers=lambda done, n=stop_at: [Figures(stop_at=n)])
+        first = train_run(
+            open_run(recipe(name, data=watched)), watchers=lambda done, n=stop_at: [Figures(stop_at=n)]
+        )
         assert first.interrupted and int(first.state.step) == stop_at
         starts = []
         second = train_run(
-            open_run(recipe(name)), resume=True, watchers=lambda done, s=starts: s.append(done) or []
+            open_run(recipe(name, data=watched)),
+            resume=True,
+            watchers=lambda done, s=starts: s.append(done) or [],
         )
         assert starts == [stop_at]
         for a, b in zip(leaves_of(whole), leaves_of(second), strict=True):
@@ -190,7 +197,7 @@ def test_a_sample_that_breaks_the_loss_is_named_and_nothing_is_saved_of_it(recip
         train_run(run)
 
 
-def test_warm_start_takes_the_weights_and_dflash2_trains_on_from_them(recipe, tmp_path):
+def test_warm_start_takes_the_weights_and_dflash2_trains_on_from_them(recipe, data, tmp_path):
     run = open_run(recipe("first", training={"max_steps": 2}))
     train_run(run)
     best = str(tmp_path / "first" / "best")
@@ -199,7 +206,11 @@ def test_warm_start_takes_the_weights_and_dflash2_trains_on_from_them(recipe, tm
         np.testing.assert_array_equal(a, b)
     drafter = {"convolution": {"taps": 2, "group_size": 8}, "selector": {"rank": 4, "top_k": 3}}
     second = recipe(
-        "second", method="dflash2", drafter=drafter, training={"max_steps": 2, "warm_start": best}
+        "second",
+        method="dflash2",
+        data={"validation": str(data / "validation")},
+        drafter=drafter,
+        training={"max_steps": 2, "warm_start": best},
     )
     figures = Figures()
     train_run(open_run(second), watchers=lambda done: [figures])
@@ -234,7 +245,7 @@ def test_a_reduced_vocabulary_drafts_its_ids_only(recipe, target, tmp_path):
         ({"drafter": {"mask_token_id": None}}, "mask_token_id: expected an id, got None"),
         ({"drafter": {"target_layer_ids": [0, 3]}}, "target_layer_ids: expected -1 .* to 2, got 3"),
         ({"drafter": {"block_size": 32}}, "block_size: expected at most 2., the longest stretch .* got 32"),
-        ({"data": {"validation": None}}, "data.validation: expected a folder"),
+        ({"evaluation": {"prompts": 2}}, "data.validation: expected a folder"),
         ({"data": {"train": "/nowhere"}}, "samples: expected a folder, got /nowhere"),
         ({"training": {"batch_size": 100, "epochs": 1}}, "batch_size"),
         ({"training": {"warm_start": "/nowhere"}}, "training.warm_start: expected a drafter's folder"),
