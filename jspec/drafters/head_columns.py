@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -26,7 +27,9 @@ def head_columns(
         rows = jnp.eye(min(_ROWS, hidden_size - start), hidden_size, k=start, dtype=jnp.float32)
         pieces.append(logits(rows)[:, ids])
     head = jnp.concatenate(pieces)
-    if not jnp.array_equal(logits(64 * jnp.eye(1, hidden_size))[:, ids], 64 * head[:1]):
+    linear = jnp.array_equal(logits(64 * jnp.eye(1, hidden_size))[:, ids], 64 * head[:1])
+    # Under a trace the values are not known; whoever traces this has made an engine or tables before.
+    if not isinstance(linear, jax.core.Tracer) and not linear:
         raise ValueError(
             "draft_vocab_size: expected None for a target whose logits are not linear in its hidden state (a soft "
             "cap), got a reduced vocabulary; train a drafter with the whole vocabulary"

@@ -95,6 +95,8 @@ def test_ties_go_to_the_lowest_id_with_every_drafter():
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_each_bucket_is_traced_once(drafter):
     used = shared(drafter)
+    before = used.programs.traces.copy()  # of programs that may have been let go since, see conftest.py
     for settings in (Settings(max_tokens=7), Settings(max_tokens=7, temperature=1.0, top_p=0.9, seed=1)):
         used.generate(PROMPTS, settings)
-    assert set(used.programs.traces.values()) == {1}
+    assert used.programs.traces
+    assert set((used.programs.traces - before).values()) <= {1}

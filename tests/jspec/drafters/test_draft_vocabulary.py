@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from jspec.coins import coupled_noise
 from jspec.drafters.dflash import dflash, dflash_leaves
 from jspec.drafters.dflash2 import dflash2
 from jspec.drafters.dflash2_layers import Selector
+from jspec.drafters.head_columns import head_columns
 
 IDS = [1, 4, 5, 9, 14]
 
@@ -75,3 +77,10 @@ def test_sizes_that_cannot_be_are_refused(size):
         ValueError, match=f"draft_vocab_size: expected 2 to the vocabulary's 16, or None, got {size}"
     ):
         config(draft_vocab_size=size)
+
+
+def test_head_columns_are_the_same_under_a_trace():
+    head = jnp.arange(12.0).reshape(3, 4)
+    ids = jnp.array([0, 3])
+    traced = jax.jit(lambda head: head_columns(lambda hidden: hidden @ head, 3, ids))(head)
+    np.testing.assert_array_equal(traced, head[:, ids])
