@@ -134,13 +134,16 @@ def run_block_updates(folder: Path) -> None:
     """Updates of several micro-batches each: losses, gradient norms and the weights at the end."""
     meta, outputs = _meta(folder), load_file(folder / "outputs.safetensors")
     recorded = load_file(folder / "inputs.safetensors")
-    named = [name for name in re.findall(r"\w+", meta["start"]) if (folder.parent / name / "draft").is_dir()]
-    start = folder.parent / named[0]
+    start = _part(folder, "draft").parent
     loaded, tables, batch = _start(start)
     base = _meta(start)
     objective = DFlashObjective(config=loaded.drafter.config, gamma=base["loss_decay_gamma"], chunk_blocks=4)
     micro = [batch, jax.tree.map(lambda a: a[::-1], batch)]
     steps = len(outputs["losses"])
+    counted = {int(name.split(".")[1].removeprefix("micro")) for name in recorded}
+    assert counted == set(range(len(micro))), (
+        f"{folder.name}: micro-batches {counted}; meta tells of {len(micro)}"
+    )
     schedule = learning_rate_schedule(
         meta["scheduler"], peak=meta["lr"], total_steps=steps, warmup_steps=meta["warmup"]
     )
@@ -153,7 +156,7 @@ def run_block_updates(folder: Path) -> None:
             at = dataclasses.replace(loaded, params=params)
             window.append(_sums_and_grads(objective, at, tables, data, blocks))
         terms = functools.reduce(add, [terms for terms, _ in window])
-        grads = [jnp.add(*pair) / terms.denominator for pair in zip(window[0][1], window[1][1], strict=True)]
+        grads = [sum(each) / terms.denominator for each in zip(*(grads for _, grads in window), strict=True)]
         _close(f"loss of update {step}", terms.loss(), outputs["losses"][step], rtol=2e-4)
         norm = optax.tree.norm(grads)
         _close(f"gradient norm of update {step}", norm, outputs["grad_norms"][step], rtol=1e-3)
@@ -240,16 +243,24 @@ def _meta(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "meta.json").read_text())
 
 
-def _part(folder: Path, name: str) -> Path:
-    """A file of a case, or of the sibling that its meta names as having the same one."""
+def find_part(folder: Path, name: str) -> Path | None:
+    """A file of a case, or of a sibling that its meta says it shares it with; None if there is none."""
     if (folder / name).exists():
         return folder / name
-    owners = [
-        str(value).split()[0] for key, value in _meta(folder).items() if re.fullmatch(r"same_.*as", key)
-    ]
-    found = [folder.parent / owner / name for owner in owners if (folder.parent / owner / name).exists()]
-    assert found, f"{folder.name}: no {name} here or in {owners}"
-    return found[0]
+    shared = [str(v) for key, v in _meta(folder).items() if re.fullmatch(r"same_.*as|same_as|start", key)]
+    for word in re.findall(r"[^\s,;()]+", " ".join(shared)):
+        sibling = folder.parent / word
+        if sibling != folder and (sibling / "meta.json").is_file():
+            found = find_part(sibling, name)
+            if found is not None:
+                return found
+    return None
+
+
+def _part(folder: Path, name: str) -> Path:
+    found = find_part(folder, name)
+    assert found is not None, f"{folder.name}: no {name} here or in the cases that its meta names"
+    return found
 
 
 def _anchors_of(folder: Path) -> Path:
@@ -299,7 +310,7 @@ def _blocks(outputs: Mapping[str, np.ndarray], prefix: str = "") -> Blocks:
 def _check_anchors(batch: TrainBatch, outputs: Mapping[str, np.ndarray], num_anchors: int) -> None:
     """The recorded random numbers choose the recorded anchors."""
     uniforms = jnp.pad(jnp.asarray(outputs["anchor_random"]), ((0, 0), (0, 1)))
-    ours = choose_anchors(batch, uniforms, num_anchors=num_anchors)
+    ours = choose_anchors(batch, uniforms, num_anchors=min(num_anchors, batch.ids.shape[1] - 1))
     width = outputs["anchor_positions"].shape[1]
     np.testing.assert_array_equal(np.asarray(ours.keep)[:, :width], outputs["block_keep_mask"])
     np.testing.assert_array_equal(

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from conformance.block_training_cases import (
+    DPACE,
+    find_part,
     run_block_training,
     run_block_updates,
     run_dflash2_objectives,
@@ -26,6 +28,8 @@ from conformance.dflash2_cases import (
 from conformance.dflash_cases import dflash_names, run_dflash_case
 from conformance.target_cases import run_target_case
 from conformance.verify_cases import run_chain_rejection, run_greedy_chain, run_target_probs
+
+from jspec.checkpoints.dflash import ARCHITECTURE, ARCHITECTURE_2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,20 +73,35 @@ def discover(folder: Path) -> tuple[list[Case], list[str]]:
 
 
 def train_check(path: Path) -> Callable[[Path], None] | None:
-    """The check of a training case: a target, or by what its name begins with."""
+    """The check of a training case, by what its files hold; None if it is of a kind not supported yet."""
     if is_target_case(path):
         return run_target_case
-    known = {
-        "dflash_dpace": run_dpace,
-        "dflash_train": run_block_updates,
-        "dflash2_infer": run_dflash2_infer,
-        "dflash2_objectives": run_dflash2_objectives,
-        "dflash2_train": run_block_training,
-        "dflash_": run_block_training,
-        "optimizer_": run_optimizer,
-        "data_": run_data_case,
-    }
-    return next((check for prefix, check in known.items() if path.name.startswith(prefix)), None)
+    if (path / "cases.json").is_file() and (path / "tokenizer.json").is_file():
+        return run_data_case
+    if not (path / "meta.json").is_file() or not (path / "outputs.safetensors").is_file():
+        return None
+    meta, outputs = json.loads((path / "meta.json").read_text()), tensor_names(path / "outputs.safetensors")
+    if "adamw" in meta:
+        return run_optimizer
+    if draft_architecture(path) not in ([ARCHITECTURE], [ARCHITECTURE_2]):
+        return None
+    if {"losses", "grad_norms"} <= outputs:
+        return run_block_updates
+    if meta.get("loss_type") in DPACE:
+        return run_dpace
+    if "block_keep_mask" in outputs:
+        return run_block_training
+    if any(name.endswith(".block_ids") for name in outputs):
+        return run_dflash2_infer
+    if any(name.endswith(".loss_weights") for name in outputs):
+        return run_dflash2_objectives
+    return None
+
+
+def draft_architecture(path: Path) -> list[str] | None:
+    """What the config of a case's drafter says, its own or that of the sibling that its meta names."""
+    draft = find_part(path, "draft")
+    return None if draft is None else json.loads((draft / "config.json").read_text()).get("architectures")
 
 
 def is_target_case(path: Path) -> bool:
