@@ -15,7 +15,7 @@ from jspec.capture import capture
 from jspec.checkpoints.dflash_save import save_dflash
 from jspec.drafters.dflash_init import dflash_config_for, init_dflash_params
 from jspec.features import layer_outputs
-from jspec.objectives.batch import TrainBatch
+from jspec.objectives.batch import on_devices
 from jspec.objectives.dflash import DFlashObjective
 from jspec.objectives.frozen import FrozenTarget
 
@@ -37,7 +37,9 @@ def main(model=None, out="my-drafter", updates=20, tokens=64, mask_token_id=16, 
     names, target_params = layer_outputs(layers), engine.models.target
     features = jax.jit(lambda p: capture(target, p, ids, lengths, names, dtype="float32"))(target_params)
     segments = (index < lengths[:, None]).astype(np.int32)
-    batch = TrainBatch(ids=ids, loss_mask=supervised, segments=segments, positions=index, features=features)
+    batch = on_devices(
+        dict(ids=ids, loss_mask=supervised, segments=segments, positions=index, features=features)
+    )
 
     config = dflash_config_for(
         target.config, block_size=4, mask_token_id=mask_token_id, target_layer_ids=layers

@@ -5,6 +5,10 @@ from collections.abc import Sequence
 
 from jspec.targets.target import Target
 
+CONTRACT_FILE = (
+    "feature_contract.json"  # in a trained drafter's folder: the `FeatureContract` it was trained on
+)
+
 
 def layer_outputs(layer_ids: Sequence[int]) -> tuple[str, ...]:
     """Feature names of layer ids as checkpoints list them: -1 the embedding, i the output of layer i."""

@@ -91,7 +91,7 @@ def read_config(values: Mapping[str, Any]) -> tuple[dict[str, Any], DecoderConfi
         if take(key) not in allowed:
             raise ValueError(f"{key}: expected {allowed[-1]!r} or none, got {take(key)!r}; not supported yet")
     decoder = _decoder(values)
-    own = dict(
+    own: dict[str, Any] = dict(
         block_size=_integer("block_size", take("block_size"), 2, None),
         mask_token_id=_integer("mask_token_id", take("mask_token_id"), 0, decoder.vocab_size - 1),
         target_layer_ids=_layer_ids(take("target_layer_ids")),

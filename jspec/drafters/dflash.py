@@ -77,7 +77,7 @@ class DFlash:
             page_size=group.pages.page_size,
             num_kv_heads=decoder.num_kv_heads,
             head_size=decoder.head_size,
-            dtype=group.pages.k.dtype,
+            dtype=group.pages.dtype,
         )
         head = (
             None
@@ -146,7 +146,7 @@ class DFlash:
         page_table = target.cache.groups[0].page_table[rows]
         positions = (context_lengths[:, None] + within).reshape(-1)
         see = paged_blocks(self.config, positions, state.pages, page_table, context_lengths)
-        hidden = net.block(embeddings, positions, see, state.pages.k.dtype)
+        hidden = net.block(embeddings, positions, see, state.pages.dtype)
         return hidden.reshape(lanes.shape[0], block_size, -1)
 
     def absorb(
@@ -164,8 +164,8 @@ class DFlash:
         page_table = target.cache.groups[0].page_table[rows_of(lanes)]
         pages = commit_rows(
             state.pages,
-            k.astype(state.pages.k.dtype),
-            v.astype(state.pages.v.dtype),
+            k.astype(state.pages.dtype),
+            v.astype(state.pages.dtype),
             committed.path,
             page_table,
             committed.context_lengths,

@@ -31,7 +31,10 @@ def dflash_config_for(
     convolution: Convolution | None = None,
     selector: Selector | None = None,
     draft_vocab_size: int | None = None,
-    **sizes: int | None,
+    intermediate_size: int | None = None,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    head_size: int | None = None,
 ) -> DFlashConfig:
     """The config of a drafter for a target, whose sizes it takes where none are given.
 
@@ -46,7 +49,10 @@ def dflash_config_for(
       convolution: DFlash 2's.
       selector: DFlash 2's.
       draft_vocab_size: drafts only so many ids; None = all.
-      **sizes: intermediate_size, num_heads, num_kv_heads, head_size; None = the target's.
+      intermediate_size: of the drafter's layers; None = the target's, as for the next three.
+      num_heads: of the queries.
+      num_kv_heads: of keys and values.
+      head_size: of all heads.
 
     Raises:
       ValueError: layers that the target does not have, or sizes that do not fit each other.
@@ -61,12 +67,7 @@ def dflash_config_for(
         raise ValueError(
             f"target_layer_ids: expected different layers, got {list(target_layer_ids)}; drop one"
         )
-    names = ("intermediate_size", "num_heads", "num_kv_heads", "head_size")
-    if set(sizes) - set(names):
-        raise ValueError(
-            f"sizes: expected some of {', '.join(names)}, got {sorted(set(sizes) - set(names))[0]!r}"
-        )
-    chosen = {name: sizes.get(name) or getattr(target, name) for name in names}
+    head_size = head_size or target.head_size
     kinds = tuple(layer_kinds or (("full" if window is None else "window"),) * num_layers)
     windows = "window" in kinds
     decoder = DecoderConfig(
@@ -81,8 +82,11 @@ def dflash_config_for(
         layer_kinds=kinds,
         window=window if windows else None,
         query_key_norm=True,
-        query_scale=chosen["head_size"] ** -0.5,
-        **chosen,
+        intermediate_size=intermediate_size or target.intermediate_size,
+        num_heads=num_heads or target.num_heads,
+        num_kv_heads=num_kv_heads or target.num_kv_heads,
+        head_size=head_size,
+        query_scale=head_size**-0.5,
     )
     return DFlashConfig(
         decoder=decoder,

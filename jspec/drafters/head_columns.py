@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import jax
+import jax.core
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 

@@ -75,7 +75,6 @@ def choose_anchors(batch: TrainBatch, uniforms: Float[Array, "rows tokens"], *, 
 
 def block_targets(batch: TrainBatch, blocks: Blocks, *, block_size: int) -> BlockTargets:
     """What the rows of every block predict and at which positions they stand."""
-    batch = jax.tree.map(jnp.asarray, batch)
     rows, tokens = batch.ids.shape
     offset = jax.lax.broadcasted_iota(jnp.int32, (1, 1, block_size), 2)
     place = blocks.anchors[:, :, None] + offset

@@ -144,12 +144,11 @@ class DFlashObjective:
         step: Int[Array, ""] | int = 0,
     ) -> Terms:
         """The loss over given anchors."""
-        config, batch = self.config, jax.tree.map(jnp.asarray, batch)
+        config = self.config
         net = dflash_net(config, params)
         targets = block_targets(batch, blocks, block_size=config.block_size)
-        embed = (
-            target.embed if net.embedding is None else lambda ids: jnp.take(net.embedding[...], ids, axis=0)
-        )
+        table = None if net.embedding is None else net.embedding[...]
+        embed = target.embed if table is None else lambda ids: jnp.take(table, ids, axis=0)
 
         def hidden_of(params: Params, features: Array) -> Array:
             seen = dataclasses.replace(batch, features=features)
@@ -251,7 +250,7 @@ class DFlashObjective:
             if self.data_axis is not None:
                 label_prob, supervised = jax.lax.psum((label_prob, supervised), self.data_axis)
             mean_prob = label_prob / jnp.maximum(supervised, 1)
-            share = jnp.minimum(self.kl_scale * jnp.exp(-self.kl_decay * mean_prob), 1.0)
+            share = self.kl_scale * jnp.exp(-self.kl_decay * mean_prob)
             numerator = share * sums["cross_entropy"] + (1 - share) * sums["total_variation"]
         denominator = sums["weights"]
         if self.weighting != "position" and self.dpace_denominator == "rows":

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.pytree import pytree
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -34,7 +35,7 @@ def add(a: Terms, b: Terms) -> Terms:
     return jax.tree.map(jnp.add, a, b)
 
 
-def summed_over_chunks(terms_of: Callable[[T], T], items: T, *, chunk: int) -> T:
+def summed_over_chunks(terms_of: Callable[[T], S], items: T, *, chunk: int) -> S:
     """Sums `terms_of(chunk of items)` with one chunk's intermediate values in memory at a time.
 
     Each chunk is computed again in the backward pass instead of being kept.
@@ -57,7 +58,7 @@ def summed_over_chunks(terms_of: Callable[[T], T], items: T, *, chunk: int) -> T
     first = jax.eval_shape(terms_of, jax.tree.map(lambda a: a[0], split_items))
     start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), first)
 
-    def step(total: T, piece: T) -> tuple[T, None]:
+    def step(total: S, piece: T) -> tuple[S, None]:
         return jax.tree.map(jnp.add, total, jax.checkpoint(terms_of)(piece)), None
 
     return jax.lax.scan(step, start, split_items)[0]

@@ -122,7 +122,7 @@ class DecoderTarget:
         for index, (kind, layer) in enumerate(zip(config.layer_kinds, model.layers, strict=True)):
             g = 0 if kind == "full" else 1
             pages = cache.groups[g].pages
-            x, k, v = layer(x, turns[g], paged(config, pages, len(keys[g]), sights[g]), pages.k.dtype)
+            x, k, v = layer(x, turns[g], paged(config, pages, len(keys[g]), sights[g]), pages.dtype)
             keys[g].append(k)
             values[g].append(v)
             if f"layer.{index}" in capture:
@@ -134,7 +134,7 @@ class DecoderTarget:
             hidden=x,
             features=jnp.concatenate(features, axis=1),
             pending=tuple(
-                self._pending(k, v, group.pages.k.dtype, x.shape[0])
+                self._pending(k, v, group.pages.dtype, x.shape[0])
                 for k, v, group in zip(keys, values, cache.groups, strict=True)
             ),
         )

@@ -18,7 +18,7 @@ from jspec.drafters.dflash import dflash_net
 from jspec.drafters.plain import plain
 from jspec.engine import Engine
 from jspec.features import layer_outputs
-from jspec.objectives.batch import TrainBatch
+from jspec.objectives.batch import TrainBatch, on_devices
 from jspec.objectives.dflash import DFlashObjective
 from jspec.objectives.frozen import FrozenTarget, Tables, draft_tables
 from jspec.objectives.terms import add
@@ -88,7 +88,7 @@ def teacher_forced(
     pieces = []
     for index, host in enumerate(itertools.islice(found, num_batches)):
         key = jax.random.fold_in(jax.random.key(_SEED), index)
-        pieces.append(terms(pair.drafter.params, tables, pair.target.params, TrainBatch.of_host(host), key))
+        pieces.append(terms(pair.drafter.params, tables, pair.target.params, on_devices(host), key))
     return scalars(functools.reduce(add, pieces))
 
 

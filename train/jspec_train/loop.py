@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jspec.net import Params
-from jspec.objectives.batch import TrainBatch
+from jspec.objectives.batch import TrainBatch, on_devices
 from jspec.objectives.frozen import Tables
 from jspec.objectives.terms import Terms, add
 from jspec_train.checkpoints import Checkpoints
@@ -223,7 +223,7 @@ def _padded(batch: HostBatch, tokens: int) -> HostBatch:
 def _on_devices(window: Sequence[HostBatch], trainer: Trainer) -> list[TrainBatch]:
     rows = NamedSharding(trainer.mesh, PartitionSpec("data"))
 
-    return [jax.device_put(TrainBatch.of_host(batch), rows) for batch in window]
+    return [on_devices(batch, rows) for batch in window]
 
 
 def _read(pending: _Pending, meter: _Meter, job: Job) -> None:

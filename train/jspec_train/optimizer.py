@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,9 @@ def adamw(
     The clipping factor is min(1, max_grad_norm / (norm + 1e-6)), PyTorch's; optax's own has no 1e-6.
     """
     steps = [] if max_grad_norm is None else [_clip(max_grad_norm)]
-    return optax.chain(*steps, optax.adamw(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay))
+    return optax.chain(
+        *steps, optax.adamw(cast(Any, schedule), b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+    )
 
 
 def _clip(max_norm: float) -> optax.GradientTransformation:

@@ -22,83 +22,85 @@ class DataPart(Part):
 
     train: str
     validation: str | None = None
-    max_length: int | None = Field(None, ge=2)  # tokens per row; None = the longest sample
+    max_length: int | None = Field(default=None, ge=2)  # tokens per row; None = the longest sample
     pack: bool = False  # several documents per row of max_length tokens
-    bucket: int = Field(64, ge=1)  # rows that are not packed are padded to a multiple of this
+    bucket: int = Field(default=64, ge=1)  # rows that are not packed are padded to a multiple of this
 
 
 class ConvolutionPart(Part):
     """DFlash 2's convolution."""
 
-    taps: int = Field(2, ge=1)
-    group_size: int = Field(16, ge=1)
+    taps: int = Field(default=2, ge=1)
+    group_size: int = Field(default=16, ge=1)
 
 
 class SelectorPart(Part):
     """DFlash 2's candidate selector."""
 
-    rank: int = Field(256, ge=1)
-    top_k: int = Field(16, ge=1)
+    rank: int = Field(default=256, ge=1)
+    top_k: int = Field(default=16, ge=1)
 
 
 class DrafterPart(Part):
     """Sizes of the drafter. What is None is the target's."""
 
-    num_layers: int = Field(1, ge=1)
-    block_size: int = Field(8, ge=2)
+    num_layers: int = Field(default=1, ge=1)
+    block_size: int = Field(default=8, ge=2)
     target_layer_ids: tuple[int, ...] | None = None  # None = spread evenly over the target's layers
     mask_token_id: int | None = Field(
-        None, ge=0
+        default=None, ge=0
     )  # None = the tokenizer's mask token, or a free embedding row
-    intermediate_size: int | None = Field(None, ge=1)
-    num_heads: int | None = Field(None, ge=1)
-    num_kv_heads: int | None = Field(None, ge=1)
-    head_size: int | None = Field(None, ge=1)
-    window: int | None = Field(None, ge=1)
+    intermediate_size: int | None = Field(default=None, ge=1)
+    num_heads: int | None = Field(default=None, ge=1)
+    num_kv_heads: int | None = Field(default=None, ge=1)
+    head_size: int | None = Field(default=None, ge=1)
+    window: int | None = Field(default=None, ge=1)
     layer_kinds: tuple[Literal["full", "window"], ...] | None = (
         None  # None = all full, or all window with a window
     )
     convolution: ConvolutionPart | None = None
     selector: SelectorPart | None = None
-    vocabulary: int | None = Field(None, ge=2)  # draft only the most frequent ids of the training data
+    vocabulary: int | None = Field(
+        default=None, ge=2
+    )  # draft only the most frequent ids of the training data
 
 
 class ObjectivePart(Part):
     """See `jspec.objectives.dflash.DFlashObjective`."""
 
-    num_anchors: int = Field(512, ge=1)
+    num_anchors: int = Field(default=512, ge=1)
     loss: Literal["cross_entropy", "lk_alpha", "lk_lambda", "lk_tv"] = "cross_entropy"
     weighting: Literal["position", "dpace", "dpace_cumulative", "dpace_continuation"] = "position"
-    gamma: float | None = Field(None, gt=0)
-    dpace_alpha: float = Field(0.5, ge=0, le=1)
-    kl_scale: float = Field(1.0, ge=0)
-    kl_decay: float = Field(1.0, ge=0)
-    chunk_blocks: int = Field(128, ge=1)
-    selector_alpha: float = Field(1.0, ge=0)
-    selector_warmup_ratio: float = Field(0.0, ge=0, le=1)
-    selector_ramp_ratio: float = Field(0.0, ge=0, le=1)
+    gamma: float | None = Field(default=None, gt=0)
+    dpace_alpha: float = Field(default=0.5, ge=0, le=1)
+    kl_scale: float = Field(default=1.0, ge=0)
+    kl_decay: float = Field(default=1.0, ge=0)
+    chunk_blocks: int = Field(default=128, ge=1)
+    selector_alpha: float = Field(default=1.0, ge=0)
+    selector_warmup_ratio: float = Field(default=0.0, ge=0, le=1)
+    selector_ramp_ratio: float = Field(default=0.0, ge=0, le=1)
     selector_stop_gradient: bool = False
 
 
 class OptimizerPart(Part):
     """AdamW."""
 
-    learning_rate: float = Field(6e-4, gt=0)
+    learning_rate: float = Field(default=6e-4, gt=0)
     schedule: Literal["cosine", "constant", "cosine_chained"] = "cosine"
-    warmup_ratio: float = Field(0.04, ge=0, lt=1)
-    max_grad_norm: float | None = Field(1.0, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    b1: float = Field(0.9, ge=0, lt=1)
-    b2: float = Field(0.999, ge=0, lt=1)
+    warmup_ratio: float = Field(default=0.04, ge=0, lt=1)
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    b1: float = Field(default=0.9, ge=0, lt=1)
+    b2: float = Field(default=0.999, ge=0, lt=1)
 
 
 class TrainingPart(Part):
     """Length and shape of the run."""
 
-    epochs: int = Field(1, ge=1)
-    max_steps: int | None = Field(None, ge=1)  # ends earlier; the schedule ends with it
-    batch_size: int = Field(8, ge=1)  # rows per micro-batch, over all devices
-    accumulation: int = Field(1, ge=1)  # micro-batches per update
+    epochs: int = Field(default=1, ge=1)
+    max_steps: int | None = Field(default=None, ge=1)  # ends earlier; the schedule ends with it
+    batch_size: int = Field(default=8, ge=1)  # rows per micro-batch, over all devices
+    accumulation: int = Field(default=1, ge=1)  # micro-batches per update
     dtype: Literal["float32", "bfloat16"] = (
         "bfloat16"  # of target, weights and activations; masters are float32
     )
@@ -111,20 +113,20 @@ class TrainingPart(Part):
 class EvaluationPart(Part):
     """What decides which checkpoint is the best."""
 
-    every: int = Field(500, ge=1)  # updates
-    loss_batches: int = Field(8, ge=1)  # of the validation data
+    every: int = Field(default=500, ge=1)  # updates
+    loss_batches: int = Field(default=8, ge=1)  # of the validation data
     prompts: int = Field(
-        16, ge=0
+        default=16, ge=0
     )  # validation prompts to decode; 0 = none, and the last checkpoint is the best
-    max_tokens: int = Field(64, ge=1)
-    draft_length: int | None = Field(None, ge=1)
+    max_tokens: int = Field(default=64, ge=1)
+    draft_length: int | None = Field(default=None, ge=1)
 
 
 class CheckpointPart(Part):
     """What is kept."""
 
-    every: int = Field(500, ge=1)  # updates
-    keep: int = Field(2, ge=1)  # the last ones; the best is kept besides
+    every: int = Field(default=500, ge=1)  # updates
+    keep: int = Field(default=2, ge=1)  # the last ones; the best is kept besides
 
 
 class Recipe(Part):
@@ -140,7 +142,7 @@ class Recipe(Part):
     training: TrainingPart = TrainingPart()
     evaluation: EvaluationPart = EvaluationPart()
     checkpoints: CheckpointPart = CheckpointPart()
-    log_every: int = Field(10, ge=1)
+    log_every: int = Field(default=10, ge=1)
     tensorboard: bool = False
     wandb: str | None = None  # project
 
@@ -215,7 +217,7 @@ def recipe_of(values: Mapping[str, Any], where: str) -> Recipe:
         if first["type"] == "missing":
             raise ValueError(f"{where}: {name}: expected a value, got none; add it") from None
         if first["type"] == "value_error":
-            raise ValueError(f"{where}: {first['ctx']['error']}") from None
+            raise ValueError(f"{where}: {first.get('ctx', {}).get('error')}") from None
         raise ValueError(
             f"{where}: {name}: {first['msg'].lower()}, got {first['input']!r}; change it"
         ) from None

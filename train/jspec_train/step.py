@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +115,7 @@ class Trainer:
         norm = optax.tree.norm(grads)
         sound = jnp.isfinite(total.numerator) & jnp.isfinite(norm)
         updates, optimizer = self.optimizer.update(grads, state.optimizer, state.masters)
-        masters = optax.apply_updates(state.masters, updates)
+        masters = cast(Params, optax.apply_updates(state.masters, updates))
         new = TrainState(step=state.step + 1, masters=masters, optimizer=optimizer)
         new = jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, state)
         return new, StepReport(terms=total, grad_norm=norm, sound=sound)

@@ -16,14 +16,12 @@ from jspec.drafters.dflash2 import dflash2
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.drafters.protocol import Drafter
 from jspec.engine import Engine
-from jspec.features import feature_contract, layer_outputs
+from jspec.features import CONTRACT_FILE, feature_contract, layer_outputs
 from jspec_train.checkpoints import Checkpoints
 from jspec_train.decoding import HeldOutPrompt, decode_held_out, prompts_of
 from jspec_train.loop import HostBatch, Job, Outcome, Watcher, loss_evaluation, train
 from jspec_train.run import Run
 from jspec_train.step import TrainState
-
-CONTRACT_FILE = "feature_contract.json"  # in a drafter's folder: which features it was trained on
 
 
 def train_run(

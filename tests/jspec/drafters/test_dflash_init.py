@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 from block_definition import named_weights
 from block_engine import HIDDEN, VOCABULARY, config
+from training_data import tiny_target
 
-from jspec.drafters.dflash import dflash_leaves
+from jspec.drafters.dflash import dflash_leaves, dflash_net
 from jspec.drafters.dflash2_layers import Convolution, Selector
-from jspec.drafters.dflash_init import init_dflash_params, upgrade_dflash_params
+from jspec.drafters.dflash_init import (
+    dflash_config_for,
+    init_dflash_params,
+    init_from_target,
+    upgrade_dflash_params,
+)
+from jspec.targets.decoder import decoder_leaves
+from jspec.targets.layers import rms_norm
 
 ADDED = dict(convolution=Convolution(taps=3, group_size=4), selector=Selector(rank=5, top_k=4))
 
@@ -84,3 +92,29 @@ def test_upgrade_of_another_drafter_is_refused(change):
     other = dataclasses.replace(config(**ADDED), **change)
     with pytest.raises(ValueError, match=r"config: expected \(DFlash, 2 layers.*that differs in more"):
         upgrade_dflash_params(plain, params, other, jax.random.key(0), jnp.float32)
+
+
+def test_a_drafter_that_begins_with_the_target_makes_the_targets_values_of_the_context():
+    frozen = tiny_target()
+    target, hidden = frozen.target.config, frozen.target.hidden_size
+    kind = dflash_config_for(target, block_size=4, mask_token_id=31, target_layer_ids=(1, 4), num_layers=1)
+    fresh = init_dflash_params(kind, jax.random.key(0), jnp.float32)
+    params = init_from_target(kind, fresh, target, frozen.params)
+    theirs = dict(
+        zip(
+            (leaf.path for leaf in decoder_leaves(target, jnp.dtype(jnp.float32))), frozen.params, strict=True
+        )
+    )
+    before_last = jax.random.normal(jax.random.key(1), (5, hidden))  # what the target's layer 5 reads
+    features = jnp.concatenate([jnp.full((5, hidden), 9.0), before_last], axis=1)
+    _, values = dflash_net(kind, params).context_rows(features, jnp.arange(5))
+    normed = rms_norm(before_last, theirs["layers.5.attention_norm"], target.norm_eps)
+    want = (normed @ theirs["layers.5.attention.value"]).reshape(values[0].shape)
+    np.testing.assert_allclose(values[0], want, rtol=1e-5, atol=1e-6)
+    other = dflash_config_for(
+        target, block_size=4, mask_token_id=31, target_layer_ids=(1,), intermediate_size=8
+    )
+    with pytest.raises(ValueError, match="intermediate_size: expected the target's 24, got 8"):
+        init_from_target(
+            other, init_dflash_params(other, jax.random.key(0), jnp.float32), target, frozen.params
+        )

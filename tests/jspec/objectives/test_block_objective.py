@@ -7,7 +7,7 @@ import pytest
 from training_data import HIDDEN, VOCABULARY, documents, tiny_drafter, tiny_target
 
 from jspec.drafters.dflash import dflash_net
-from jspec.objectives.batch import TrainBatch
+from jspec.objectives.batch import on_devices
 from jspec.objectives.block_pass import training_hidden
 from jspec.objectives.blocks import Blocks, block_targets, choose_anchors, eligible_anchors
 from jspec.objectives.dflash import DFlashObjective, SelectorTerm
@@ -23,12 +23,14 @@ def one_document(ids, mask):
     ids, mask = np.asarray(ids, np.int32), np.asarray(mask, bool)
     index = np.arange(len(ids), dtype=np.int32)
     features = np.zeros((1, len(ids), 1), np.float32)
-    return TrainBatch(
-        ids=ids[None],
-        loss_mask=mask[None],
-        segments=np.ones((1, len(ids)), np.int32),
-        positions=index[None],
-        features=features,
+    return on_devices(
+        dict(
+            ids=ids[None],
+            loss_mask=mask[None],
+            segments=np.ones((1, len(ids)), np.int32),
+            positions=index[None],
+            features=features,
+        )
     )
 
 

@@ -7,10 +7,11 @@ import numpy as np
 
 from jspec.cache import Cache
 from jspec.drafters.dflash import check_target
+from jspec.features import CONTRACT_FILE
 from jspec.targets.view import TargetView
 from jspec_train.check.finding import Finding, failed, not_checkable, passed
 from jspec_train.check.perturbation import shifted
-from jspec_train.check.subject import CONTRACT, Subject, read_contract
+from jspec_train.check.subject import Subject, read_contract
 from jspec_train.check.texts import Texts
 from jspec_train.data.chat import Chat
 
@@ -95,12 +96,12 @@ def features_step(subject: Subject, texts: Texts | None) -> Finding:
     figures: dict[str, object] = {"reads": list(subject.names)}
     if contract is not None and contract.names != subject.names:
         said = (
-            f"{list(contract.names)} in {CONTRACT}, {list(subject.names)} by target_layer_ids; "
+            f"{list(contract.names)} in {CONTRACT_FILE}, {list(subject.names)} by target_layer_ids; "
             "set target_layer_ids to the layers that it was trained on"
         )
         return failed(FEATURES, said, **figures, contract=list(contract.names))
     said = f"{', '.join(subject.names)}: the target has them" + (
-        ", and the contract says so" if contract is not None else f"; no {CONTRACT} to compare with"
+        ", and the contract says so" if contract is not None else f"; no {CONTRACT_FILE} to compare with"
     )
     source = subject.source
     if source is None or source.header.features is None or texts is None:

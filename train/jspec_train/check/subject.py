@@ -10,15 +10,13 @@ from jspec.checkpoints.dflash import LoadedDrafter, load_dflash
 from jspec.checkpoints.target import LoadedTarget, load_target
 from jspec.drafters.dflash import dflash_net
 from jspec.drafters.dflash_net import DFlashConfig
-from jspec.features import FeatureContract, layer_outputs
+from jspec.features import CONTRACT_FILE, FeatureContract, layer_outputs
 from jspec.loading import find, resolve
 from jspec.net import Params
 from jspec.objectives.dflash import DFlashObjective, SelectorTerm
 from jspec.objectives.frozen import FrozenTarget, Tables, draft_tables
 from jspec.text.tokenizer import Tokenizer, load_tokenizer
 from jspec_train.samples import SampleSource, open_samples
-
-CONTRACT = "feature_contract.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,7 +106,7 @@ def read_contract(folder: Path) -> FeatureContract | None:
     Raises:
       ValueError: the file is no contract.
     """
-    path = folder / CONTRACT
+    path = folder / CONTRACT_FILE
     if not path.is_file():
         return None
     try:
