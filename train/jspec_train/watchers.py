@@ -20,10 +20,10 @@ _SHOWN = ("loss", "walk_accept_length", "accept_length", "samples_per_second")
 
 
 class Terminal:
-    """A progress bar with the latest figures; one line per evaluation. Use it in a `with`."""
+    """A progress bar with the latest figures; one line per evaluation. Close it."""
 
     def __init__(self, console: Console, total_steps: int, done: int):
-        """The bar starts at `done` updates."""
+        """Shows the bar, at `done` updates."""
         self.console = console
         self._progress = Progress(
             TextColumn("training"),
@@ -36,13 +36,10 @@ class Terminal:
         )
         self._task = self._progress.add_task("training", total=total_steps, completed=done, figures="")
 
-    def __enter__(self) -> "Terminal":
-        """Shows the bar."""
         self._progress.start()
-        return self
 
-    def __exit__(self, *problem: object) -> None:
-        """Leaves it on the screen."""
+    def close(self) -> None:
+        """Leaves the bar on the screen."""
         self._progress.stop()
 
     def on_update(self, step: int, values: Mapping[str, float]) -> None:
@@ -99,21 +96,42 @@ class TensorBoard:
             self._writer.add_scalar(f"{kind}/{name}", value, step)
         self._writer.flush()
 
+    def close(self) -> None:
+        """Ends the file."""
+        self._writer.close()
+
 
 class WeightsAndBiases:
-    """A run of the package wandb."""
+    """A run of the package wandb; a resumed run goes on under the id in RUN/wandb-id."""
 
-    def __init__(self, project: str, recipe: Mapping[str, Any]):
+    def __init__(self, folder: Path, project: str, recipe: Mapping[str, Any]):
         """Raises ValueError if the package is missing."""
-        self._run = _module("wandb", "wandb").init(project=project, config=dict(recipe), resume="allow")
+        package = _module("wandb", "wandb")
+        folder.mkdir(parents=True, exist_ok=True)
+        record = folder / "wandb-id"
+        known = record.read_text(encoding="utf-8").strip() if record.exists() else None
+        self._run = package.init(
+            project=project, config=dict(recipe), dir=str(folder), id=known, resume="allow"
+        )
+        record.write_text(self._run.id, encoding="utf-8")
+        # Its own step may only rise, and a resumed run repeats the updates after the last checkpoint.
+        self._run.define_metric("update")
+        self._run.define_metric("*", step_metric="update")
 
     def on_update(self, step: int, values: Mapping[str, float]) -> None:
         """See `jspec_train.loop.Watcher`."""
-        self._run.log({f"train/{name}": value for name, value in values.items()}, step=step)
+        self._log("train", step, values)
 
     def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """See `jspec_train.loop.Watcher`."""
-        self._run.log({f"evaluation/{name}": value for name, value in values.items()}, step=step)
+        self._log("evaluation", step, values)
+
+    def _log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"update": step, **{f"{kind}/{name}": value for name, value in values.items()}})
+
+    def close(self) -> None:
+        """Sends what is left."""
+        self._run.finish()
 
 
 def _module(package: str, setting: str) -> Any:

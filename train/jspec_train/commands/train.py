@@ -1,5 +1,6 @@
 """`jspec train`: a drafter from a recipe."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache
 from jspec.loading import keep_compiled_programs
+from jspec_train.loop import Watcher
 from jspec_train.plan import plan_table
 from jspec_train.recipe import read_recipe
 from jspec_train.run import open_run
@@ -38,23 +40,24 @@ def train_command(
     if table is not None:
         console.print(table)
         return
-    terminal: Terminal | None = None
+    with contextlib.ExitStack() as open_watchers:
 
-    def watchers(done: int) -> list[object]:
-        nonlocal terminal
-        terminal = Terminal(console, run.total_steps, done).__enter__()
-        chosen: list[object] = [terminal, JsonLog(Path(recipe.output))]
-        if recipe.tensorboard:
-            chosen.append(TensorBoard(Path(recipe.output)))
-        if recipe.wandb is not None:
-            chosen.append(WeightsAndBiases(recipe.wandb, recipe.model_dump(mode="json")))
-        return chosen
+        def watchers(done: int) -> list[Watcher]:
+            folder = Path(recipe.output)
+            terminal = Terminal(console, run.total_steps, done)
+            open_watchers.callback(terminal.close)
+            chosen: list[Watcher] = [terminal, JsonLog(folder)]
+            if recipe.tensorboard:
+                board = TensorBoard(folder)
+                open_watchers.callback(board.close)
+                chosen.append(board)
+            if recipe.wandb is not None:
+                service = WeightsAndBiases(folder, recipe.wandb, recipe.model_dump(mode="json"))
+                open_watchers.callback(service.close)
+                chosen.append(service)
+            return chosen
 
-    try:
-        outcome = train_run(run, resume=resume, watchers=watchers)  # type: ignore[arg-type]
-    finally:
-        if terminal is not None:
-            terminal.__exit__(None, None, None)
+        outcome = train_run(run, resume=resume, watchers=watchers)
     if outcome.interrupted:
         console.print(
             f"interrupted after update {int(outcome.state.step)}, saved; --resume goes on from there"
