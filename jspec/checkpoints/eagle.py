@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from jspec.checkpoints.draft_vocabulary import check_vocabulary_file
 from jspec.checkpoints.eagle_config import EagleSettings, Meaning, read_eagle_config
 from jspec.checkpoints.eagle_tensors import IGNORED, eagle_origin, known_names, names_only_layer, plain_name
 from jspec.checkpoints.eagle_vocabulary import checked_ids
@@ -23,7 +24,7 @@ from jspec.checkpoints.plain_tensors import PlainTensors
 from jspec.checkpoints.safetensors_files import open_safetensors
 from jspec.drafters.eagle import Eagle, eagle
 from jspec.drafters.eagle_init import default_layer_ids
-from jspec.drafters.eagle_net import EagleConfig, eagle_leaves
+from jspec.drafters.eagle_net import EagleConfig, eagle_leaves, eagle_net
 from jspec.drafters.tree_shape import TreeShape
 from jspec.features import layer_outputs
 from jspec.net import Leaf, Params
@@ -69,7 +70,7 @@ def load_eagle(
         supported.
     """
     path = Path(path)
-    return eagle_from_tensors(
+    loaded = eagle_from_tensors(
         read_json(path / "config.json"),
         open_safetensors(path),
         dtype,
@@ -80,6 +81,11 @@ def load_eagle(
         mask_token_id=mask_token_id,
         norm_output=norm_output,
     )
+    config = loaded.drafter.config
+    ids = eagle_net(config, loaded.params).draft_ids
+    if ids is not None:
+        check_vocabulary_file(path, np.asarray(ids[...]), config.decoder.vocab_size)
+    return loaded
 
 
 def eagle_from_tensors(
