@@ -26,11 +26,19 @@ from conformance.dflash2_cases import (
     run_selector_conv,
 )
 from conformance.dflash_cases import dflash_names, run_dflash_case
-from conformance.eagle_cases import run_eagle3, run_eagle_greedy
+from conformance.eagle_cases import run_eagle3
+from conformance.eagle_training_cases import (
+    run_eagle3_training,
+    run_eagle3_updates,
+    run_eagle_training,
+    run_peagle_training,
+    run_vocab_mapping,
+)
 from conformance.target_cases import run_target_case
 from conformance.verify_cases import run_chain_rejection, run_greedy_chain, run_target_probs
 
 from jspec.checkpoints.dflash import ARCHITECTURE, ARCHITECTURE_2
+from jspec.checkpoints.eagle_config import DEEPSPEC, EAGLE, EAGLE3, PEAGLE, architecture_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,8 +92,11 @@ def train_check(path: Path) -> Callable[[Path], None] | None:
     meta, outputs = json.loads((path / "meta.json").read_text()), tensor_names(path / "outputs.safetensors")
     if "adamw" in meta:
         return run_optimizer
-    if "greedy.prefill_len" in outputs:
-        return run_eagle_greedy
+    if {"d2t", "t2d", "counts"} <= outputs:
+        return run_vocab_mapping
+    eagle = eagle_check(path, outputs)
+    if eagle is not None:
+        return eagle
     if draft_architecture(path) not in ([ARCHITECTURE], [ARCHITECTURE_2]):
         return None
     if {"losses", "grad_norms"} <= outputs:
@@ -99,6 +110,18 @@ def train_check(path: Path) -> Callable[[Path], None] | None:
     if any(name.endswith(".loss_weights") for name in outputs):
         return run_dflash2_objectives
     return None
+
+
+def eagle_check(path: Path, outputs: set[str]) -> Callable[[Path], None] | None:
+    """The check of a case whose drafter is an EAGLE's, EAGLE-3's or P-EAGLE's."""
+    kind = architecture_of({"architectures": draft_architecture(path)})
+    if kind == EAGLE and {"loss", "vloss"} <= outputs:
+        return run_eagle_training
+    if kind == PEAGLE and "anchor_pos" in outputs:
+        return run_peagle_training
+    if kind in (EAGLE3, DEEPSPEC) and {"losses", "grad_norms"} <= outputs:
+        return run_eagle3_updates
+    return run_eagle3_training if kind in (EAGLE3, DEEPSPEC) and "loss" in outputs else None
 
 
 def draft_architecture(path: Path) -> list[str] | None:
