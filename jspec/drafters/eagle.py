@@ -87,8 +87,11 @@ class Eagle:
             head_size=decoder.head_size,
             dtype=group.pages.dtype,
         )
-        reduced = net.draft_ids is not None and not self.config.own_head
-        head = head_columns(target.logits, decoder.hidden_size, net.draft_ids[...]) if reduced else None
+        head = (
+            None
+            if net.draft_ids is None or self.config.own_head
+            else head_columns(target.logits, decoder.hidden_size, net.draft_ids[...])
+        )
         width = self.shape.width
         return EagleState(
             pages=pages,

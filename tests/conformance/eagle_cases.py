@@ -13,9 +13,10 @@ from conformance.dflash_cases import PAGE_SIZE, Recorded, Weights, close, same, 
 from safetensors.numpy import load_file
 
 from jspec.cache import Cache, new_cache
-from jspec.checkpoints.eagle import LoadedEagle, eagle_from_tensors, load_eagle
+from jspec.checkpoints.eagle import eagle_from_tensors, load_eagle
 from jspec.checkpoints.eagle_config import EAGLE3
-from jspec.drafters.eagle import eagle
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
+from jspec.drafters.eagle import Eagle, eagle
 from jspec.drafters.eagle_net import EagleNet, eagle_net
 from jspec.drafters.protocol import Committed, Text
 from jspec.sampling import empty_table
@@ -128,7 +129,7 @@ def _run(net: EagleNet, states: Any, next_tokens: np.ndarray, positions: np.ndar
 
 def _check_draft(
     name: str,
-    loaded: LoadedEagle,
+    loaded: LoadedDrafter[Eagle],
     head: np.ndarray | None,
     features: np.ndarray,
     tokens: np.ndarray,
@@ -158,7 +159,7 @@ def _check_draft(
     assert proposal.lengths.tolist() == [len(expected)], f"{name}: lengths {proposal.lengths}"
 
 
-def _view(loaded: LoadedEagle, head: np.ndarray | None, max_context: int) -> TargetView:
+def _view(loaded: LoadedDrafter[Eagle], head: np.ndarray | None, max_context: int) -> TargetView:
     config = loaded.drafter.config
     target = Recorded(
         vocab_size=config.decoder.vocab_size,

@@ -151,9 +151,7 @@ class Engine:
         return ready[: len(slots)].tolist()
 
     def draft(self, *slots: int) -> Proposal:
-        return self.propose(
-            self.params, self.view, self.state, self.lanes(slots), self.text, self.sampling
-        )
+        return self.propose(self.params, self.view, self.state, self.lanes(slots), self.text, self.sampling)
 
     def lanes(self, slots: Sequence[int]) -> jax.Array:
         return jnp.asarray([*slots, *[-1] * (LANES - len(slots))], jnp.int32)

@@ -197,5 +197,3 @@ def test_impossible_drafts_are_refused(options, problem):
 def test_impossible_configs_are_refused(options, problem):
     with pytest.raises(ValueError, match=problem):
         config(**options)
-
-
