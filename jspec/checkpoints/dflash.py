@@ -3,7 +3,6 @@
 Read are the layouts of SpecForge and SGLang, of the `speculators` library, and of DeepSpec.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,28 +17,20 @@ from jspec.checkpoints.dflash_tensors import dflash_name, dflash_origins, target
 from jspec.checkpoints.draft_vocabulary import check_ids, check_vocabulary_file
 from jspec.checkpoints.hf_target import read_json
 from jspec.checkpoints.leaves import Plan, TensorFile, check_tensors, read_leaves
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.checkpoints.plain_tensors import PlainTensors
 from jspec.checkpoints.safetensors_files import open_safetensors
 from jspec.drafters.dflash import DFlash, dflash, dflash_leaves, dflash_net
 from jspec.drafters.dflash2 import dflash2
 from jspec.drafters.dflash_net import DFlashConfig
-from jspec.net import Params
 from jspec.targets.decoder import decoder_units
 
 __all__ = ["ARCHITECTURE", "ARCHITECTURE_2", "LoadedDrafter", "dflash_from_tensors", "load_dflash"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoadedDrafter:
-    """A drafter with its weights."""
-
-    drafter: DFlash
-    params: Params
-
-
 def load_dflash(
     path: str | Path, dtype: DTypeLike, draft_length: int | None = None, mesh: Mesh | None = None
-) -> LoadedDrafter:
+) -> LoadedDrafter[DFlash]:
     """Loads a DFlash or DFlash 2 drafter from a folder; its architecture says which.
 
     Args:
@@ -68,7 +59,7 @@ def dflash_from_tensors(
     dtype: DTypeLike,
     draft_length: int | None = None,
     mesh: Mesh | None = None,
-) -> LoadedDrafter:
+) -> LoadedDrafter[DFlash]:
     """Builds a drafter from a parsed config.json and its open weights; see `load_dflash`."""
     try:
         own, decoder = read_config(values)

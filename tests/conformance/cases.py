@@ -35,6 +35,7 @@ from conformance.eagle_training_cases import (
     run_vocab_mapping,
 )
 from conformance.target_cases import run_target_case
+from conformance.tree_cases import run_grammar_tree, run_greedy_trees, run_tree_build, run_tree_sampling
 from conformance.verify_cases import run_chain_rejection, run_greedy_chain, run_target_probs
 
 from jspec.checkpoints.dflash import ARCHITECTURE, ARCHITECTURE_2
@@ -139,9 +140,12 @@ def is_target_case(path: Path) -> bool:
 def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
     """The check of a serve kind; of the f_ kinds by the architecture in their configuration."""
     known = {
-        "b_greedy_verify": run_greedy_chain,
+        "a_tree_build": run_tree_build,
+        "b_greedy_verify": run_greedy,
+        "b_tree_sampling_target_only": run_tree_sampling,
         "c_chain_rejection": run_chain_rejection,
         "e_dflash2_selector_conv": run_selector_conv,
+        "x_grammar_tree": run_grammar_tree,
         "x_target_probs": run_target_probs,
     }
     if kind in known:
@@ -155,6 +159,12 @@ def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
     if name != kind and (serve / "f_configs.json").is_file() and name in dflash2_names(serve):
         return lambda folder: run_dflash2_case(folder, name)
     return None
+
+
+def run_greedy(folder: Path) -> None:
+    """Chains, and the trees of the file beside it."""
+    run_greedy_chain(folder)
+    run_greedy_trees(folder)
 
 
 def tensor_names(path: Path) -> set[str]:

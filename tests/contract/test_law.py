@@ -104,14 +104,15 @@ SETTINGS = {
 
 
 # Drafters that propose the greedy line, right or wrong, differ in nothing that the other settings touch;
-# of DFlash 2's draws and q, only the temperature decides.
+# of DFlash 2's draws and q, only the temperature decides; of a tree, only its paths matter to penalties.
 CASES = [
     (d, s)
     for d in DRAFTERS
     for s in SETTINGS
     if s == "temperature"
     or (d == "dflash2" and s == "filters")
-    or d not in ("cut1", "cut2", "anti", "dflash2")
+    or (d == "tree" and s == "penalties")
+    or d not in ("cut1", "cut2", "anti", "dflash2", "fork", "tree")
 ]
 
 
