@@ -1,0 +1,58 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.objectives.live_chunks import summed_over_live_chunks
+
+
+def terms_of(theta, constants, items):
+    weights, ids = theta["weights"], theta["ids"]
+    values = jnp.tanh(items["x"] @ weights + constants) * items["live"]
+    return jnp.sum(values), {"count": jnp.sum(items["live"]), "ids": jnp.sum(ids) * jnp.sum(items["live"])}
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_value_and_gradient_are_those_of_the_whole_sum(chunk):
+    rng = np.random.default_rng(0)
+    items = {"x": jnp.asarray(rng.normal(size=(11, 4)), jnp.float32), "live": jnp.arange(11) < 7.0}
+    items["live"] = items["live"].astype(jnp.float32)
+    theta = {"weights": jnp.asarray(rng.normal(size=4), jnp.float32), "ids": jnp.arange(3)}
+
+    def chunked(weights):
+        value, sums = summed_over_live_chunks(
+            terms_of, theta | {"weights": weights}, jnp.float32(0.3), items, items["live"] > 0, chunk=chunk
+        )
+        return 2.5 * value, sums
+
+    def whole(weights):
+        value, sums = terms_of(theta | {"weights": weights}, jnp.float32(0.3), items)
+        return 2.5 * value, sums
+
+    ours = jax.value_and_grad(chunked, has_aux=True)(theta["weights"])
+    wanted = jax.value_and_grad(whole, has_aux=True)(theta["weights"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, wanted)
+
+
+def test_chunks_without_anything_live_are_not_computed():
+    """They hold what would break the sum."""
+    items = {"x": jnp.where(jnp.arange(12)[:, None] < 4, 1.0, jnp.nan) * jnp.ones((12, 4))}
+    items["live"] = (jnp.arange(12) < 4).astype(jnp.float32)
+    theta = {"weights": jnp.ones(4), "ids": jnp.arange(2)}
+    for live, finite in ((items["live"] > 0, True), (jnp.arange(12) < 5, False)):
+        value, _ = summed_over_live_chunks(terms_of, theta, jnp.float32(0), items, live, chunk=4)
+        assert bool(jnp.isfinite(value)) == finite
+
+
+def test_gradients_of_narrow_weights_are_summed_in_float32():
+    """8 + 1/16 is 8 in bfloat16; sixteen times 1/16 is one more."""
+
+    def terms(theta, constants, items):
+        return jnp.sum(theta * items.astype(jnp.bfloat16)).astype(jnp.float32), {}
+
+    items = jnp.asarray([8.0] + [0.0625] * 16)
+
+    def loss(theta):
+        return summed_over_live_chunks(terms, theta, None, items, items > 0, chunk=1)[0]
+
+    assert float(jax.grad(loss)(jnp.bfloat16(1))) == 9.0
