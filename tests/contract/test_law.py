@@ -112,7 +112,7 @@ CASES = [
     if s == "temperature"
     or (d == "dflash2" and s == "filters")
     or (d == "tree" and s == "penalties")
-    or d not in ("cut1", "cut2", "anti", "dflash2", "fork", "tree")
+    or d not in ("cut1", "cut2", "anti", "dflash2", "fork", "tree", "eagle3", "eagle3-tree")
 ]
 
 
