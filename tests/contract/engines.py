@@ -47,7 +47,9 @@ DRAFTERS = {
         (jnp.asarray(DRAFT_TABLE),),
     ),
     "eagle3": tiny_eagle3(VOCABULARY, reduced=True, draft_length=M),
-    "eagle3-tree": tiny_eagle3(VOCABULARY, reduced=False, tree=dynamic_tree(width=2, depth=3, draft_length=5)),
+    "eagle3-tree": tiny_eagle3(
+        VOCABULARY, reduced=False, tree=dynamic_tree(width=2, depth=3, draft_length=5)
+    ),
 }
 
 
