@@ -3,7 +3,6 @@
 Read are the layouts of SpecForge and SGLang, of the `speculators` library, and of DeepSpec.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,30 +13,23 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jspec.checkpoints.dflash_config import ARCHITECTURE, ARCHITECTURE_2, copies_of_the_target, read_config
-from jspec.checkpoints.dflash_tensors import DFlashTensors, dflash_origins, target_hidden_size
+from jspec.checkpoints.dflash_tensors import dflash_name, dflash_origins, target_hidden_size
 from jspec.checkpoints.hf_target import read_json
 from jspec.checkpoints.leaves import Plan, TensorFile, check_tensors, read_leaves
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
+from jspec.checkpoints.plain_tensors import PlainTensors
 from jspec.checkpoints.safetensors_files import open_safetensors
 from jspec.drafters.dflash import DFlash, dflash, dflash_leaves
 from jspec.drafters.dflash2 import dflash2
 from jspec.drafters.dflash_net import DFlashConfig
-from jspec.net import Params
 from jspec.targets.decoder import decoder_units
 
 __all__ = ["ARCHITECTURE", "ARCHITECTURE_2", "LoadedDrafter", "dflash_from_tensors", "load_dflash"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoadedDrafter:
-    """A drafter with its weights."""
-
-    drafter: DFlash
-    params: Params
-
-
 def load_dflash(
     path: str | Path, dtype: DTypeLike, draft_length: int | None = None, mesh: Mesh | None = None
-) -> LoadedDrafter:
+) -> LoadedDrafter[DFlash]:
     """Loads a DFlash or DFlash 2 drafter from a folder; its architecture says which.
 
     Args:
@@ -61,14 +53,14 @@ def dflash_from_tensors(
     dtype: DTypeLike,
     draft_length: int | None = None,
     mesh: Mesh | None = None,
-) -> LoadedDrafter:
+) -> LoadedDrafter[DFlash]:
     """Builds a drafter from a parsed config.json and its open weights; see `load_dflash`."""
     try:
         own, decoder = read_config(values)
     except ValueError as error:
         raise ValueError(f"config.json for {file.where}: {error}") from error
     origins = dflash_origins(decoder)
-    tensors = DFlashTensors.of(file, decoder, {origin.name for origin in origins.values()})
+    tensors = PlainTensors.of(file, decoder, {origin.name for origin in origins.values()}, dflash_name)
     config = DFlashConfig(
         decoder=decoder,
         target_hidden_size=target_hidden_size(tensors, len(own["target_layer_ids"])),
@@ -89,7 +81,7 @@ def dflash_from_tensors(
     )
 
 
-def _check_draft_ids(tensors: DFlashTensors, vocab_size: int) -> None:
+def _check_draft_ids(tensors: PlainTensors, vocab_size: int) -> None:
     ids = tensors.read("draft_ids")
     if ids[0] < 0 or ids[-1] >= vocab_size or not np.all(ids[1:] > ids[:-1]):
         raise ValueError(

@@ -7,7 +7,7 @@ strictness; what DFlash adds stands at the top level or under `dflash_config`.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jspec.checkpoints.dflash_speculators import is_speculators, plain_values
+from jspec.checkpoints.dflash_speculators import TYPES, is_speculators, plain_values
 from jspec.checkpoints.hf_config import config_from_hf
 from jspec.drafters.dflash2_layers import Convolution, Selector
 from jspec.targets.config import DecoderConfig
@@ -22,6 +22,7 @@ _ALIASES = {
 }
 # DeepSpec's DFlash is its DSpark model without heads: the anchor's row predicts, too.
 DEEPSPEC = "Qwen3DSparkModel"
+ARCHITECTURES = (ARCHITECTURE, ARCHITECTURE_2, DEEPSPEC)
 _CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 _SELECTOR = ("selector_rank", "selector_top_k")
 _OWN = frozenset(
@@ -109,6 +110,14 @@ def read_config(values: Mapping[str, Any]) -> tuple[dict[str, Any], DecoderConfi
     return own | _dflash2(architecture, take, own["block_size"], decoder), decoder
 
 
+def is_dflash(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json says that it is a DFlash or DFlash 2 drafter's."""
+    if is_speculators(values):
+        return values["speculators_model_type"] in TYPES
+    given = values.get("architectures")
+    return isinstance(given, list) and len(given) == 1 and _ALIASES.get(given[0], given[0]) in ARCHITECTURES
+
+
 def copies_of_the_target(values: Mapping[str, Any]) -> str:
     """Pattern of tensors that are frozen copies of the target's in this layout, and are not read.
 
@@ -122,14 +131,13 @@ def copies_of_the_target(values: Mapping[str, Any]) -> str:
 
 def _architecture(values: Mapping[str, Any]) -> str:
     given = values.get("architectures")
-    known = (ARCHITECTURE, ARCHITECTURE_2, DEEPSPEC)
     if isinstance(given, list) and len(given) == 1:
         name = _ALIASES.get(given[0], given[0])
-        if name in known:
+        if name in ARCHITECTURES:
             return name
     raise ValueError(
-        f"architectures: expected one of {', '.join(known)}, got {given}; "
-        "other drafters (DSpark, Domino, EAGLE) are not supported yet"
+        f"architectures: expected one of {', '.join(ARCHITECTURES)}, got {given}; "
+        "this is no DFlash drafter, or of a kind not supported yet"
     )
 
 
