@@ -5,6 +5,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 from contract.drafters import Cut, Drawn, tiny_dflash2
+from contract.eagle_drafters import tiny_eagle3
 from contract.tree_drafters import Branches, Confident
 
 from jspec.decode import Method, Models
@@ -44,6 +45,10 @@ DRAFTERS = {
     "tree": (
         Confident(shape=dynamic_tree(width=3, depth=3, draft_length=7)),
         (jnp.asarray(DRAFT_TABLE),),
+    ),
+    "eagle3": tiny_eagle3(VOCABULARY, reduced=True, draft_length=M),
+    "eagle3-tree": tiny_eagle3(
+        VOCABULARY, reduced=False, tree=dynamic_tree(width=2, depth=3, draft_length=5)
     ),
 }
 

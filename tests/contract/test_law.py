@@ -105,14 +105,15 @@ SETTINGS = {
 
 # Drafters that propose the greedy line, right or wrong, differ in nothing that the other settings touch;
 # of DFlash 2's draws and q, only the temperature decides; of a tree, only its paths matter to penalties.
+# What EAGLE-3 drafts in a chain is deterministic too, and its tree is here.
 CASES = [
     (d, s)
     for d in DRAFTERS
     for s in SETTINGS
-    if s == "temperature"
+    if (s == "temperature" and d != "eagle3")
     or (d == "dflash2" and s == "filters")
     or (d == "tree" and s == "penalties")
-    or d not in ("cut1", "cut2", "anti", "dflash2", "fork", "tree")
+    or d not in ("cut1", "cut2", "anti", "dflash2", "fork", "tree", "eagle3", "eagle3-tree")
 ]
 
 
