@@ -26,6 +26,12 @@ from conformance.dflash2_cases import (
     run_selector_conv,
 )
 from conformance.dflash_cases import dflash_names, run_dflash_case
+from conformance.sequential_cases import (
+    dspark_names,
+    run_domino_rollout,
+    run_dspark_case,
+    run_markov_sample,
+)
 from conformance.target_cases import run_target_case
 from conformance.verify_cases import run_chain_rejection, run_greedy_chain, run_target_probs
 
@@ -116,6 +122,8 @@ def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
         "b_greedy_verify": run_greedy_chain,
         "c_chain_rejection": run_chain_rejection,
         "e_dflash2_selector_conv": run_selector_conv,
+        "x_domino_rollout": run_domino_rollout,
+        "x_markov_sample": run_markov_sample,
         "x_target_probs": run_target_probs,
     }
     if kind in known:
@@ -125,6 +133,8 @@ def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
         return lambda folder: run_dflash_case(folder, name)
     if name != kind and (serve / "f_configs.json").is_file() and name in dflash2_names(serve):
         return lambda folder: run_dflash2_case(folder, name)
+    if name != kind and (serve / "f_configs.json").is_file() and name in dspark_names(serve):
+        return lambda folder: run_dspark_case(folder, name)
     return None
 
 
