@@ -12,10 +12,9 @@ class Bucket:
     nodes: int  # nodes whose logits are needed: one per lane, plus draft tokens
     chunk: int  # prompt tokens executed besides, without logits
 
-    @property
-    def width(self) -> int:
-        """Most nodes that one lane can have: its anchor, every draft token there is room for, a chunk."""
-        return self.nodes - self.lanes + 1 + self.chunk
+    def width(self, draft_length: int) -> int:
+        """Most nodes that one lane can have: its anchor, the draft tokens there is room for, a chunk."""
+        return 1 + min(self.nodes - self.lanes, draft_length) + self.chunk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,10 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jspec.checkpoints.dflash_config import ARCHITECTURE, ARCHITECTURE_2, copies_of_the_target, read_config
-from jspec.checkpoints.dflash_tensors import DFlashTensors, dflash_origins, target_hidden_size
+from jspec.checkpoints.dflash_tensors import dflash_name, dflash_origins, target_hidden_size
 from jspec.checkpoints.hf_target import read_json
 from jspec.checkpoints.leaves import Plan, TensorFile, check_tensors, read_leaves
+from jspec.checkpoints.plain_tensors import PlainTensors
 from jspec.checkpoints.safetensors_files import open_safetensors
 from jspec.drafters.dflash import DFlash, dflash, dflash_leaves
 from jspec.drafters.dflash2 import dflash2
@@ -70,7 +71,7 @@ def dflash_from_tensors(
     except ValueError as error:
         raise ValueError(f"config.json for {file.where}: {error}") from error
     origins = dflash_origins(decoder, own["head"])
-    tensors = DFlashTensors.of(file, decoder, {origin.name for origin in origins.values()})
+    tensors = PlainTensors.of(file, decoder, {origin.name for origin in origins.values()}, dflash_name)
     config = DFlashConfig(
         decoder=decoder,
         target_hidden_size=target_hidden_size(tensors, len(own["target_layer_ids"])),
@@ -100,7 +101,7 @@ def drafter_of(config: DFlashConfig, draft_length: int | None = None) -> DFlash:
     return (dflash2 if config.selector is not None else make)(config, draft_length=draft_length)
 
 
-def _check_draft_ids(tensors: DFlashTensors, vocab_size: int) -> None:
+def _check_draft_ids(tensors: PlainTensors, vocab_size: int) -> None:
     ids = tensors.read("draft_ids")
     if ids[0] < 0 or ids[-1] >= vocab_size or not np.all(ids[1:] > ids[:-1]):
         raise ValueError(

@@ -19,7 +19,7 @@ from jspec.drafters.domino_head import Gru
 from jspec.drafters.protocol import Text
 from jspec.drafters.sequential import Choose, Embed, all_mass, drawn_choice, noisy_choice, walk
 from jspec.net import Params
-from jspec.round import Dense, Proposal, Sparse, chain_parents
+from jspec.round import Dense, Proposal, Sparse
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of
 from jspec.targets.view import TargetView
@@ -92,7 +92,6 @@ class DSpark(DFlash):
             q = Sparse(ids=jnp.broadcast_to(ids[:, None], path.probs.shape), probs=path.probs)
         return Proposal(
             tokens=tokens,
-            parents=chain_parents(lanes.shape[0], self.draft_length),
             lengths=jnp.sum(path.tokens >= 0, axis=1, dtype=jnp.int32),
             q=q,
             confidence=self._confidence(net, embed, anchors, hidden, tokens),

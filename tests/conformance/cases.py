@@ -26,6 +26,7 @@ from conformance.dflash2_cases import (
     run_selector_conv,
 )
 from conformance.dflash_cases import dflash_names, run_dflash_case
+from conformance.eagle_cases import run_eagle3, run_eagle_greedy
 from conformance.sequential_cases import (
     dspark_names,
     run_domino_rollout,
@@ -89,6 +90,8 @@ def train_check(path: Path) -> Callable[[Path], None] | None:
     meta, outputs = json.loads((path / "meta.json").read_text()), tensor_names(path / "outputs.safetensors")
     if "adamw" in meta:
         return run_optimizer
+    if "greedy.prefill_len" in outputs:
+        return run_eagle_greedy
     if draft_architecture(path) not in ([ARCHITECTURE], [ARCHITECTURE_2]):
         return None
     if {"losses", "grad_norms"} <= outputs:
@@ -128,6 +131,9 @@ def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
     }
     if kind in known:
         return known[kind]
+    name = kind.removeprefix("g_eagle3_")
+    if name != kind and (serve / "g_configs.json").is_file():
+        return lambda folder: run_eagle3(folder, name)
     name = kind.removeprefix("f_")
     if name != kind and (serve / "f_configs.json").is_file() and name in dflash_names(serve):
         return lambda folder: run_dflash_case(folder, name)
