@@ -33,10 +33,12 @@ from conformance.sequential_cases import (
     run_dspark_case,
     run_markov_sample,
 )
+from conformance.sequential_training_cases import run_domino_training, run_dspark_training
 from conformance.target_cases import run_target_case
 from conformance.verify_cases import run_chain_rejection, run_greedy_chain, run_target_probs
 
 from jspec.checkpoints.dflash import ARCHITECTURE, ARCHITECTURE_2
+from jspec.checkpoints.sequential_config import DEEPSPEC, DOMINO, DSPARK
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,12 @@ def train_check(path: Path) -> Callable[[Path], None] | None:
         return run_optimizer
     if "greedy.prefill_len" in outputs:
         return run_eagle_greedy
-    if draft_architecture(path) not in ([ARCHITECTURE], [ARCHITECTURE_2]):
+    architecture = draft_architecture(path)
+    if "block_keep_mask" in outputs and architecture in ([DSPARK], [DEEPSPEC]):
+        return run_dspark_training
+    if "block_keep_mask" in outputs and architecture == [DOMINO]:
+        return run_domino_training
+    if architecture not in ([ARCHITECTURE], [ARCHITECTURE_2]):
         return None
     if {"losses", "grad_norms"} <= outputs:
         return run_block_updates
