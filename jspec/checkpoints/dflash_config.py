@@ -7,7 +7,7 @@ strictness; what the methods add stands at the top level or under `dflash_config
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jspec.checkpoints.dflash_speculators import is_speculators, plain_values
+from jspec.checkpoints.dflash_speculators import TYPES, is_speculators, plain_values
 from jspec.checkpoints.hf_config import config_from_hf
 from jspec.checkpoints.sequential_config import (
     DEEPSPEC,
@@ -31,6 +31,7 @@ _ALIASES = {
     "DFlash2BeamDraftModel": ARCHITECTURE_2,
     "MiniMaxDFlash2DraftModel": ARCHITECTURE_2,
 }
+ARCHITECTURES = (ARCHITECTURE, ARCHITECTURE_2, DSPARK, DEEPSPEC, DOMINO)
 _CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 _SELECTOR = ("selector_rank", "selector_top_k")
 _OWN = frozenset(
@@ -118,6 +119,14 @@ def read_config(values: Mapping[str, Any]) -> tuple[dict[str, Any], DecoderConfi
     return own | read_heads(architecture, take), decoder
 
 
+def is_dflash(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json says that it is of a drafter with a DFlash backbone."""
+    if is_speculators(values):
+        return values["speculators_model_type"] in TYPES
+    given = values.get("architectures")
+    return isinstance(given, list) and len(given) == 1 and _ALIASES.get(given[0], given[0]) in ARCHITECTURES
+
+
 def copies_of_the_target(values: Mapping[str, Any]) -> str:
     """Pattern of tensors that are frozen copies of the target's in this layout, and are not read.
 
@@ -132,12 +141,11 @@ def copies_of_the_target(values: Mapping[str, Any]) -> str:
 def _architecture(values: Mapping[str, Any], projector: Any) -> str:
     """The usual name of an architecture; a DFlash model with another method's projector is of that method."""
     given = values.get("architectures")
-    known = (ARCHITECTURE, ARCHITECTURE_2, DSPARK, DEEPSPEC, DOMINO)
     name = _ALIASES.get(given[0], given[0]) if isinstance(given, list) and len(given) == 1 else None
-    if name not in known:
+    if name not in ARCHITECTURES:
         raise ValueError(
-            f"architectures: expected one of {', '.join(known)}, got {given}; other drafters of this layout "
-            "are not supported yet"
+            f"architectures: expected one of {', '.join(ARCHITECTURES)}, got {given}; this is none of them, or of a "
+            "kind not supported yet"
         )
     wanted = PROJECTORS.get(projector, name)
     own = {ARCHITECTURE: wanted, ARCHITECTURE_2: name, DEEPSPEC: DSPARK}.get(name, name)

@@ -25,7 +25,7 @@ from jspec.targets.rope import Linear, Llama3, Rope, Yarn
 
 Layout = Literal["sglang", "speculators", "deepspec"]
 _ARCHITECTURES = {"DFlash": ARCHITECTURE, "DFlash 2": ARCHITECTURE_2, "DSpark": DSPARK, "Domino": DOMINO}
-_ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
+ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
 def save_dflash(
@@ -95,10 +95,6 @@ def save_dflash(
     elif target_name is not None or target_architectures:
         raise ValueError(f"target_name: expected none for layout {layout}, got {target_name!r}")
     check_config(config, values)
-    extra = dict(files or {})
-    if {"config.json", SINGLE} & set(extra):
-        raise ValueError(f"files: expected other names than config.json and {SINGLE}, got {sorted(extra)}")
-
     origins = dflash_origins(config.decoder, config.head)
     tensors: dict[str, np.ndarray] = {
         name: np.ascontiguousarray(array).astype(matrices) for name, array in copies.items()
@@ -107,6 +103,29 @@ def save_dflash(
         origin = origins[leaf.path]
         held = np.asarray(array if dtype is None else array.astype(leaf.dtype))
         tensors[origin.name] = np.ascontiguousarray(held.T if origin.transposed else held)
+    write_drafter(folder, tensors, values, files)
+
+
+def write_drafter(
+    folder: str | Path,
+    tensors: Mapping[str, np.ndarray],
+    values: Mapping[str, Any],
+    files: Mapping[str, str] | None,
+) -> None:
+    """Writes a drafter's folder, which appears whole or not at all.
+
+    Args:
+      folder: must not exist, or be empty.
+      tensors: by name.
+      values: of config.json.
+      files: further text files, by name.
+
+    Raises:
+      ValueError: the folder exists, or a file has the name of one of ours.
+    """
+    extra = dict(files or {})
+    if {"config.json", SINGLE} & set(extra):
+        raise ValueError(f"files: expected other names than config.json and {SINGLE}, got {sorted(extra)}")
     with new_folder(Path(folder)) as hidden:
         # transformers refuses files that do not say which framework wrote them.
         save_file(dict(sorted(tensors.items())), hidden / SINGLE, metadata={"format": "pt"})
@@ -228,7 +247,7 @@ def _layer_values(decoder: DecoderConfig) -> dict[str, Any]:
         "attention_bias": decoder.qkv_bias,
         "attention_dropout": 0.0,
         "head_dim": decoder.head_size,
-        "hidden_act": _ACTIVATIONS[decoder.activation],
+        "hidden_act": ACTIVATIONS[decoder.activation],
         "hidden_size": decoder.hidden_size,
         "initializer_range": 0.02,
         "intermediate_size": decoder.intermediate_size,

@@ -143,13 +143,12 @@ def read_draft_vocabulary(folder: Path) -> DraftVocabulary | None:
     return vocabulary
 
 
-def check_draft_ids(folder: Path, ids: np.ndarray, vocab_size: int) -> None:
+def check_vocabulary_file(folder: Path, ids: np.ndarray, vocab_size: int) -> None:
     """Holds the ids in a folder's weights against the file beside them, where there is one.
 
     Raises:
-      ValueError: ids that are none, or others than the file's.
+      ValueError: the file is none, or has other ids.
     """
-    check_ids(ids, vocab_size, str(folder))
     vocabulary = read_draft_vocabulary(folder)
     if vocabulary is not None:
         vocabulary.check_same(ids, vocab_size, str(folder))

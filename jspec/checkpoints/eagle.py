@@ -14,28 +14,22 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from jspec.checkpoints.draft_vocabulary import check_vocabulary_file
 from jspec.checkpoints.eagle_config import EagleSettings, Meaning, read_eagle_config
 from jspec.checkpoints.eagle_tensors import IGNORED, eagle_origin, known_names, names_only_layer, plain_name
 from jspec.checkpoints.eagle_vocabulary import checked_ids
 from jspec.checkpoints.hf_target import read_json
 from jspec.checkpoints.leaves import Plan, TensorFile, check_tensors, read_leaves
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.checkpoints.plain_tensors import PlainTensors
 from jspec.checkpoints.safetensors_files import open_safetensors
 from jspec.drafters.eagle import Eagle, eagle
 from jspec.drafters.eagle_init import default_layer_ids
-from jspec.drafters.eagle_net import EagleConfig, eagle_leaves
+from jspec.drafters.eagle_net import EagleConfig, eagle_leaves, eagle_net
 from jspec.drafters.tree_shape import TreeShape
 from jspec.features import layer_outputs
-from jspec.net import Leaf, Params
+from jspec.net import Leaf
 from jspec.targets.decoder import decoder_units
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoadedEagle:
-    """A drafter with its weights."""
-
-    drafter: Eagle
-    params: Params
 
 
 def load_eagle(
@@ -48,7 +42,7 @@ def load_eagle(
     num_target_layers: int | None = None,
     mask_token_id: int | None = None,
     norm_output: Meaning | None = None,
-) -> LoadedEagle:
+) -> LoadedDrafter[Eagle]:
     """Loads an EAGLE, EAGLE-3 or P-EAGLE drafter from a folder; its config says which.
 
     Args:
@@ -69,7 +63,7 @@ def load_eagle(
         supported.
     """
     path = Path(path)
-    return eagle_from_tensors(
+    loaded = eagle_from_tensors(
         read_json(path / "config.json"),
         open_safetensors(path),
         dtype,
@@ -80,6 +74,11 @@ def load_eagle(
         mask_token_id=mask_token_id,
         norm_output=norm_output,
     )
+    config = loaded.drafter.config
+    ids = eagle_net(config, loaded.params).draft_ids
+    if ids is not None:
+        check_vocabulary_file(path, np.asarray(ids[...]), config.decoder.vocab_size)
+    return loaded
 
 
 def eagle_from_tensors(
@@ -93,7 +92,7 @@ def eagle_from_tensors(
     num_target_layers: int | None = None,
     mask_token_id: int | None = None,
     norm_output: Meaning | None = None,
-) -> LoadedEagle:
+) -> LoadedDrafter[Eagle]:
     """Builds a drafter from a parsed config.json and its open weights; see `load_eagle`."""
     try:
         settings = read_eagle_config(values)
@@ -116,7 +115,7 @@ def eagle_from_tensors(
     check_vocabulary(config, tensors)
     plan = _plan(config, settings, leaves, tensors)
     check_tensors(config.identity, leaves, plan, tensors)
-    return LoadedEagle(
+    return LoadedDrafter(
         drafter=eagle(config, draft_length=draft_length, tree=tree),
         params=read_leaves(leaves, plan, tensors, decoder_units(settings.decoder), mesh),
     )

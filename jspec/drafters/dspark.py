@@ -5,8 +5,6 @@ say from which distribution, and every token comes with the probability that it 
 """
 
 import dataclasses
-import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -32,26 +30,6 @@ class DSpark(DFlash):
 
     name: str = "dspark"
     candidate_pool: int | None = None  # ids per lane that are corrected and drafted; None = all
-    temperatures: tuple[float, ...] | None = None  # of the confidence, per draft token; None = all 1
-
-    def __post_init__(self) -> None:
-        """Refuses a calibration that does not go with the drafter.
-
-        Raises:
-          ValueError: naming the temperatures.
-        """
-        if self.temperatures is None:
-            return
-        if self.config.confidence is None:
-            raise ValueError(
-                f"temperatures: expected None for a drafter without a confidence head, got {self.temperatures}"
-            )
-        usable = all(math.isfinite(t) and t > 0 for t in self.temperatures)
-        if len(self.temperatures) != self.draft_length or not usable:
-            raise ValueError(
-                f"temperatures: expected {self.draft_length} positive numbers, one per draft token, got "
-                f"{list(self.temperatures)}; calibrate with this draft length"
-            )
 
     def draft(
         self,
@@ -109,29 +87,19 @@ class DSpark(DFlash):
             return None
         before = jnp.concatenate([anchors[:, None], tokens[:, :-1]], axis=1)
         read = None if net.head is None else net.head.read(before, embed)
-        logits = net.confidence_head.logits(hidden, read)
-        if self.temperatures is not None:
-            logits = logits / jnp.asarray(self.temperatures, jnp.float32)[None]
-        return jax.nn.sigmoid(logits)
+        return jax.nn.sigmoid(net.confidence_head.logits(hidden, read))
 
 
-def dspark(
-    config: DFlashConfig,
-    *,
-    draft_length: int | None = None,
-    temperatures: Sequence[float] | None = None,
-) -> DSpark:
+def dspark(config: DFlashConfig, *, draft_length: int | None = None) -> DSpark:
     """A DSpark drafter.
 
     Args:
       config: with a Markov head, a confidence head, both or neither.
       draft_length: draft tokens per proposal; None = all rows that predict. A shorter one drafts the same
         first tokens.
-      temperatures: a calibration of the confidence: the logits of draft token j are divided by the j-th one.
-        Not the temperature of the draws, which is the request's.
 
     Raises:
-      ValueError: draft_length out of range, temperatures that do not go with it, or another method's config.
+      ValueError: draft_length out of range, or another method's config.
 
     Source: DSpark (arXiv 2607.05147), section 3.1; SGLang 0.5.23, models/dspark.py. Differences: a draw is by
     inverse CDF from coins of the request and its round; temperatures are applied below the best score, not clamped.
@@ -140,11 +108,7 @@ def dspark(
         raise ValueError(
             f"config: expected a drafter with a Markov head or none, got ({config.identity}); use dflash2() or domino()"
         )
-    return DSpark(
-        config=config,
-        draft_length=checked_draft_length(config, draft_length),
-        temperatures=None if temperatures is None else tuple(float(value) for value in temperatures),
-    )
+    return DSpark(config=config, draft_length=checked_draft_length(config, draft_length))
 
 
 def best_columns(logits: Float[Array, "lanes drafts columns"], size: int) -> Int[Array, "lanes size"]:

@@ -7,18 +7,15 @@ draft adds on top lives for that draft only, and the state is a function of the 
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jspec.drafters.dflash import choose
-from jspec.drafters.dflash2_lattice import top_candidates
-from jspec.drafters.eagle_net import EagleConfig, EagleNet, eagle_net
+from jspec.drafters.eagle_growth import Growth, best
+from jspec.drafters.eagle_net import EagleConfig, Head, eagle_net
 from jspec.drafters.eagle_pairs import committed_pairs
-from jspec.drafters.eagle_rollout import Rollout
 from jspec.drafters.head_columns import head_columns
 from jspec.drafters.protocol import Committed, Text
-from jspec.drafters.tree import Frontier, Ranked, frontier_sight, grow
+from jspec.drafters.tree import Ranked
 from jspec.drafters.tree_shape import TreeShape, chain_shape
 from jspec.net import Params
 from jspec.round import Proposal
@@ -26,7 +23,6 @@ from jspec.sampling import SamplingTable
 from jspec.slots import rows_of, slots_of
 from jspec.targets.layers import paged, project_float32
 from jspec.targets.view import TargetView
-from jspec.vocabulary import argmax
 from pallas_kernels.attention.pages import Pages, allocate, commit_rows
 from pallas_kernels.attention.sight import causal_sight
 from pallas_kernels.pytree import pytree
@@ -57,12 +53,17 @@ class Eagle:
     def name(self) -> str:
         """Method and shape."""
         method = {"EAGLE": "eagle", "EAGLE-3": "eagle3", "P-EAGLE": "peagle"}[self.config.method]
-        return method if self._is_chain else f"{method}-tree"
+        return method if self.shape.width == 1 else f"{method}-tree"
 
     @property
     def draft_length(self) -> int:
         """Draft tokens per proposal, over all branches."""
         return self.shape.draft_length
+
+    @property
+    def draft_depth(self) -> int:
+        """Draft tokens on the longest path."""
+        return self.shape.draft_depth
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -86,8 +87,11 @@ class Eagle:
             head_size=decoder.head_size,
             dtype=group.pages.dtype,
         )
-        reduced = net.draft_ids is not None and not self.config.own_head
-        head = head_columns(target.logits, decoder.hidden_size, net.draft_ids[...]) if reduced else None
+        head = (
+            None
+            if net.draft_ids is None or self.config.own_head
+            else head_columns(target.logits, decoder.hidden_size, net.draft_ids[...])
+        )
         width = self.shape.width
         return EagleState(
             pages=pages,
@@ -126,9 +130,7 @@ class Eagle:
         )
         pages = commit_rows(state.pages, k, v, pairs.path, page_table, committed.context_lengths)
         last = states[jnp.maximum(pairs.offsets[1:] - 1, 0)]
-        logits = self.logits(net, target, state, last)
-        best = argmax(logits)[:, None] if self._is_chain else top_candidates(logits, self.shape.width).ids
-        ids, probs = _probable(net, logits, best)
+        ids, probs = best(net, net.logits(last, self._head(target, state)), self.shape.width)
         grown = jnp.where(jnp.diff(pairs.offsets) > 0, lanes, -1)
         slots = slots_of(grown, state.states.shape[0])
         state = EagleState(
@@ -149,18 +151,26 @@ class Eagle:
         text: Text,
         sampling: SamplingTable,
     ) -> Proposal:
-        """Grows the shape from the first candidates, with depth - 1 passes (P-EAGLE: one).
-
-        In a chain, a request with a seed is drafted by its noise, as the coupled verifier draws.
-        """
-        net = eagle_net(self.config, params)
-        drafting = self._drafting(target, lanes, text)
-        context_lengths = jnp.where(drafting, target.cache.lengths[rows_of(lanes)], 0)
-        first = self._first(net, target, state, lanes, text, sampling, drafting)
+        """Grows the shape from the prepared candidates, with depth - 1 passes (P-EAGLE: one)."""
+        rows, drafting = rows_of(lanes), self._drafting(target, lanes, text)
+        growth = Growth(
+            net=eagle_net(self.config, params),
+            shape=self.shape,
+            head=self._head(target, state),
+            target=target,
+            pages=state.pages,
+            sampling=sampling,
+            lanes=lanes,
+            drafting=drafting,
+            context_lengths=jnp.where(drafting, target.cache.lengths[rows], 0),
+        )
+        states = state.states[rows]
+        prepared = Ranked(ids=state.ids[rows][:, None], probs=state.probs[rows][:, None])
+        first = growth.first(states, prepared)
         if self.config.mask_token_id is None:
-            proposal = self._grown(net, target, state, lanes, text, sampling, first, context_lengths)
+            proposal = growth.depth_by_depth(states, first)
         else:
-            proposal = self._parallel(net, target, state, lanes, text, sampling, first, context_lengths)
+            proposal = growth.at_once(first)
         # The first row that is no distribution (-1) ends the proposal: what is before it is still a tree.
         sound = jnp.cumprod((proposal.tokens >= 0).astype(jnp.int32), axis=1)
         return dataclasses.replace(
@@ -169,154 +179,20 @@ class Eagle:
             lengths=jnp.where(drafting, jnp.sum(sound, axis=1, dtype=jnp.int32), 0),
         )
 
-    def _first(
-        self,
-        net: EagleNet,
-        target: TargetView,
-        state: EagleState,
-        lanes: Int[Array, "lanes"],
-        text: Text,
-        sampling: SamplingTable,
-        drafting: Bool[Array, "lanes"],
-    ) -> Ranked:
-        """Candidates after the anchor: the prepared ones, unless a seed's noise has a say."""
-        rows = rows_of(lanes)
-        prepared = Ranked(ids=state.ids[rows][:, None], probs=state.probs[rows][:, None])
-        if not self._is_chain:
-            return prepared
+    def _head(self, target: TargetView, state: EagleState) -> Head:
+        """The target's head over the drafted ids."""
 
-        def drawn() -> Ranked:
-            logits = self.logits(net, target, state, state.states[rows])
-            return self._ranked(net, logits, lanes, text, sampling, depth=1)
-
-        coupled = drafting & sampling.seeded[rows] & (sampling.temperature[rows] > 0)
-        return jax.lax.cond(jnp.any(coupled), drawn, lambda: prepared)
-
-    def _grown(
-        self,
-        net: EagleNet,
-        target: TargetView,
-        state: EagleState,
-        lanes: Int[Array, "lanes"],
-        text: Text,
-        sampling: SamplingTable,
-        first: Ranked,
-        context_lengths: Int[Array, "lanes"],
-    ) -> Proposal:
-        """Depth by depth, each fed with what the one before returned."""
-        rows, decoder = rows_of(lanes), self.config.decoder
-        page_table = target.cache.groups[0].page_table[rows]
-
-        def extend(rollout: Rollout, frontier: Frontier) -> tuple[Rollout, Ranked]:
-            width = frontier.tokens.shape[1]
-            sight = frontier_sight(frontier, page_table, context_lengths)
-            fed = jnp.take_along_axis(rollout.states, frontier.sources[:, :, None], axis=1)
-            states, k, v = net.step(
-                net.embed(frontier.tokens.reshape(-1), target.embed),
-                net.fed_back(fed.reshape(-1, fed.shape[2])),
-                jnp.repeat(context_lengths + (frontier.depth - 1), width),
-                lambda layer: rollout.see(decoder, state.pages, layer, sight),
-                state.pages.dtype,
-            )
-            logits = self.logits(net, target, state, states)
-            ranked = self._ranked(net, logits, lanes, text, sampling, depth=frontier.depth + 1)
-            return rollout.extended(states, k, v), ranked
-
-        start = Rollout.start(state.states[rows], decoder, state.pages.dtype)
-        return grow(self.shape, first, extend, start)[0]
-
-    def _parallel(
-        self,
-        net: EagleNet,
-        target: TargetView,
-        state: EagleState,
-        lanes: Int[Array, "lanes"],
-        text: Text,
-        sampling: SamplingTable,
-        first: Ranked,
-        context_lengths: Int[Array, "lanes"],
-    ) -> Proposal:
-        """All further depths in one pass over masked rows, which see the context and those before them."""
-        rows, width = rows_of(lanes), self.shape.depth - 1
-        candidates = first
-        if width:
-            assert net.mask_hidden is not None and self.config.mask_token_id is not None
-            num_lanes = lanes.shape[0]
-            within = jax.lax.broadcasted_iota(jnp.int32, (num_lanes, width), 1)
-            positions = (context_lengths[:, None] + within).reshape(-1)
-            sight = causal_sight(
-                width * jnp.arange(num_lanes + 1, dtype=jnp.int32),
-                target.cache.groups[0].page_table[rows],
-                context_lengths,
-                positions,
-                max_queries=width,
-            )
-            embedding = net.embed(jnp.array([self.config.mask_token_id], jnp.int32), target.embed)
-            masked = net.fuse(net.mask_hidden[...][None])
-            states, _, _ = net.step(
-                jnp.broadcast_to(embedding, (num_lanes * width, embedding.shape[1])),
-                jnp.broadcast_to(masked, (num_lanes * width, masked.shape[1])),
-                positions,
-                lambda layer: paged(self.config.decoder, state.pages, layer, sight),
-                state.pages.dtype,
-            )
-            logits = self.logits(net, target, state, states)
-            candidates = self._ranked(net, logits, lanes, text, sampling, depth=2)
-
-        def extend(nothing: None, frontier: Frontier) -> tuple[None, Ranked]:
-            shape = (*frontier.tokens.shape, self.shape.width)
-            row = frontier.depth - 1
-            return None, Ranked(
-                ids=jnp.broadcast_to(candidates.ids[:, row, None], shape),
-                probs=jnp.broadcast_to(candidates.probs[:, row, None], shape),
-            )
-
-        return grow(self.shape, first, extend, None)[0]
-
-    def logits(
-        self, net: EagleNet, target: TargetView, state: EagleState, states: Float[Array, "rows hidden"]
-    ) -> Float[Array, "rows draft_vocabulary"]:
-        """Scores of a step's states over the ids that are drafted."""
-
-        def target_head(hidden: Array) -> Array:
+        def head(hidden: Array) -> Array:
             return target.logits(hidden) if state.head is None else project_float32(hidden, state.head)
 
-        return net.logits(states, target_head)
-
-    def _ranked(
-        self,
-        net: EagleNet,
-        logits: Float[Array, "rows draft_vocabulary"],
-        lanes: Int[Array, "lanes"],
-        text: Text,
-        sampling: SamplingTable,
-        depth: int,
-    ) -> Ranked:
-        """Candidates of rows that lie lane after lane; the first row of a lane drafts the token at `depth`."""
-        num_lanes = lanes.shape[0]
-        if self._is_chain:
-            ids = None if net.draft_ids is None else net.draft_ids[...]
-            start = text.lengths[rows_of(lanes)] + (depth - 1)
-            columns = choose(logits, sampling, lanes, start, ids, self.config.decoder.vocab_size)
-            columns = columns.reshape(-1, 1)
-        else:
-            columns = top_candidates(logits, self.shape.width).ids
-        ids, probs = _probable(net, logits, columns)
-        return Ranked(
-            ids=ids.reshape(num_lanes, -1, ids.shape[1]), probs=probs.reshape(num_lanes, -1, ids.shape[1])
-        )
-
-    @property
-    def _is_chain(self) -> bool:
-        """Whether one candidate of each row is wanted."""
-        return self.shape.width == 1
+        return head
 
     def _drafting(self, target: TargetView, lanes: Int[Array, "lanes"], text: Text) -> Bool[Array, "lanes"]:
         """Lanes whose whole text but the anchor is committed, and whose draft the drafter can place."""
         rows = rows_of(lanes)
         context_lengths = target.cache.lengths[rows]
         ready = text.lengths[rows] == context_lengths + 1
-        fits = context_lengths + (self.shape.depth - 1) <= self.config.decoder.max_context
+        fits = context_lengths + (self.shape.draft_depth - 1) <= self.config.decoder.max_context
         return (lanes >= 0) & ready & fits
 
 
@@ -369,12 +245,3 @@ def check_target(config: EagleConfig, view: TargetView) -> None:
             f"drafter: expected a target with {problems[0]}; the drafter is ({config.identity}), the target "
             f"({target.identity}); load the target that it was trained for, or another drafter"
         )
-
-
-def _probable(
-    net: EagleNet, logits: Float[Array, "rows draft_vocabulary"], columns: Int[Array, "rows candidates"]
-) -> tuple[Int[Array, "rows candidates"], Float[Array, "rows candidates"]]:
-    """Target ids of columns, and their probabilities; -1 and NaN where the row is no distribution."""
-    scores = jnp.take_along_axis(logits, jnp.maximum(columns, 0), axis=1)
-    probs = jnp.exp(scores - jax.nn.logsumexp(logits, axis=1, keepdims=True))
-    return net.target_ids(jnp.where(jnp.isfinite(probs), columns, -1)), probs

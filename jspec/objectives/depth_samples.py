@@ -87,7 +87,7 @@ def depth_sample(
     row = jnp.arange(rows)[:, None]
     table = jnp.full((rows, tokens, deepest + 1), -1, jnp.int32).at[row, anchors, depths].set(index)
     found = taken(table, anchors)[:, :, 1:]
-    seen = jnp.arange(1, deepest + 1) <= depths[:, :, None]
+    seen = jnp.arange(1, deepest + 1)[None, None] <= depths[:, :, None]
     return DepthSample(
         anchors=anchors.astype(jnp.int32),
         depths=depths.astype(jnp.int32),

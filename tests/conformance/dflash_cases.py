@@ -122,7 +122,6 @@ def absorbed(
     values: Mapping[str, Any],
     weights: Mapping[str, np.ndarray],
     arrays: Mapping[str, np.ndarray],
-    temperatures: tuple[float, ...] | None = None,
 ) -> Ready:
     """Loads a drafter and absorbs the contexts of `arrays`, comparing the rows that it records.
 
@@ -132,12 +131,8 @@ def absorbed(
       weights: its tensors.
       arrays: in.anchors, in.ctx_lens, in.target_features, in.target_embed, in.target_lm_head, and what
         may be compared.
-      temperatures: of the confidence of a DSpark drafter.
     """
     loaded = dflash_from_tensors(values, Weights(where=f"{name} weights", arrays=weights), jnp.float32)
-    if temperatures is not None:
-        drafter = dataclasses.replace(loaded.drafter, temperatures=temperatures)
-        loaded = dataclasses.replace(loaded, drafter=drafter)
     context_lengths = arrays["in.ctx_lens"].astype(np.int32)
     view, lanes = _view(loaded, arrays, context_lengths), jnp.arange(len(context_lengths), dtype=jnp.int32)
     text = _text(arrays["in.anchors"], context_lengths)

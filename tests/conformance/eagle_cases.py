@@ -1,6 +1,7 @@
 """Golden cases of drafting with EAGLE and EAGLE-3: confirmed pairs, recurrent steps, greedy tokens."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,20 @@ from conformance.dflash_cases import PAGE_SIZE, Recorded, Weights, close, same, 
 from safetensors.numpy import load_file
 
 from jspec.cache import Cache, new_cache
-from jspec.checkpoints.eagle import LoadedEagle, eagle_from_tensors, load_eagle
+from jspec.checkpoints.eagle import eagle_from_tensors, load_eagle
 from jspec.checkpoints.eagle_config import EAGLE3
-from jspec.drafters.eagle import eagle
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
+from jspec.drafters.eagle import Eagle, eagle
 from jspec.drafters.eagle_net import EagleNet, eagle_net
 from jspec.drafters.protocol import Committed, Text
 from jspec.sampling import empty_table
 from jspec.targets.layers import paged
 from jspec.targets.view import TargetView
-from pallas_kernels.attention.pages import allocate, commit_rows
+from pallas_kernels.attention.pages import allocate
 from pallas_kernels.attention.sight import causal_sight
 
+# Compiling takes far longer than running.
+_JIT = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 LAYERS = 64  # of the target, where a case does not say which layers its features are
 
 
@@ -47,23 +51,19 @@ def run_eagle3(folder: Path, name: str) -> None:
     if "hot_token_id" in arrays:
         same(name, "hot_token_id", ids, arrays["hot_token_id"])
     steps = sorted({int(key[4:].split(".")[0]) for key in arrays if key.startswith("step")})
-    pieces = [(net.fuse(jnp.asarray(features)), arrays["extend.input_ids"], np.arange(len(features)))]
-    for i in steps:
-        pieces.append(
-            (
-                jnp.asarray(arrays[f"step{i}.hidden_in"]),
-                arrays[f"step{i}.input_id"],
-                arrays[f"step{i}.position"],
-            )
-        )
-    outputs = _run_pieces(net, pieces)
+    states = [net.fuse(jnp.asarray(features)), *(arrays[f"step{i}.hidden_in"] for i in steps)]
+    next_tokens = [arrays["extend.input_ids"], *(arrays[f"step{i}.input_id"] for i in steps)]
+    positions = [np.arange(len(features)), *(arrays[f"step{i}.position"] for i in steps)]
+    outputs = _run(net, *(np.concatenate(parts) for parts in (states, next_tokens, positions)))
+    outputs = np.split(outputs, np.cumsum([len(part) for part in positions])[:-1])
     keys = ["extend", *(f"step{i}" for i in steps)]
-    for key, states in zip(keys, outputs, strict=True):
-        logits = net.logits(states, _no_head)
+    for key, out in zip(keys, outputs, strict=True):
+        out = jnp.asarray(out)
+        logits = net.logits(out, _no_head)
         close(name, f"{key}.logits", logits, arrays[f"{key}.logits"])
-        close(name, f"{key}.recurrent_hidden", net.fed_back(states), arrays[f"{key}.recurrent_hidden"])
+        close(name, f"{key}.recurrent_hidden", net.fed_back(out), arrays[f"{key}.recurrent_hidden"])
         if f"{key}.normed_hidden" in arrays:
-            close(name, f"{key}.normed_hidden", net.head_input(states), arrays[f"{key}.normed_hidden"])
+            close(name, f"{key}.normed_hidden", net.head_input(out), arrays[f"{key}.normed_hidden"])
         chosen = "extend.top1_target_id" if key == "extend" else f"{key}.next_target_id"
         same(name, chosen, ids[np.argmax(logits, axis=1)], arrays[chosen])
     expected = [arrays["extend.top1_target_id"][-1]]
@@ -80,11 +80,15 @@ def run_eagle_greedy(folder: Path) -> None:
     prefill, expected = int(outputs["greedy.prefill_len"]), outputs["greedy.tokens"][0]
     features = inputs["raw0.hidden_state"].reshape(-1, head.shape[1])[:prefill]
     tokens = inputs["raw0.input_ids"].reshape(-1)[: prefill + 1]
-    states, pieces = None, [(net.fuse(jnp.asarray(features)), tokens[1:], np.arange(prefill))]
-    for i, token in enumerate(expected[:-1]):
-        states = net.fed_back(_run_pieces(net, pieces)[-1][-1:])
-        pieces.append((states, np.array([token]), np.array([prefill + i])))
-    hidden = np.stack([np.asarray(states)[-1] for states in _run_pieces(net, pieces)])
+    # Each step is fed with what the one before returned, as recorded; so all of them are one causal pass.
+    hidden = outputs["greedy.hidden"][0]
+    out = _run(
+        net,
+        np.concatenate([net.fuse(jnp.asarray(features)), net.fed_back(jnp.asarray(hidden[:-1]))]),
+        np.concatenate([tokens[1:], expected[:-1]]),
+        np.arange(prefill + len(expected) - 1),
+    )
+    hidden = out[prefill - 1 :]
     close(folder.name, "greedy.hidden", hidden[None], outputs["greedy.hidden"])
     same(folder.name, "greedy.tokens", np.argmax(hidden @ head.T, axis=1), expected)
     _check_draft(folder.name, loaded, head, features, tokens, expected)
@@ -94,73 +98,68 @@ def _no_head(hidden: Any) -> Any:
     raise AssertionError("the case's drafter has no head of its own")
 
 
-def _run_pieces(net: EagleNet, pieces: list[tuple[Any, np.ndarray, np.ndarray]]) -> list[jax.Array]:
-    """Runs states and next tokens piece by piece, each kept before the next one."""
-    decoder = net.config.decoder
-    length = sum(len(positions) for _, _, positions in pieces)
-    columns = -(-length // PAGE_SIZE)
+def _run(net: EagleNet, states: Any, next_tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """One causal pass over rows, without a cache."""
+    decoder, rows = net.config.decoder, len(positions)
     pages = allocate(
         num_layers=decoder.num_layers,
-        num_pages=columns,
-        page_size=PAGE_SIZE,
+        num_pages=1,
+        page_size=1,
         num_kv_heads=decoder.num_kv_heads,
         head_size=decoder.head_size,
         dtype=jnp.float32,
     )
-    table = jnp.arange(columns, dtype=jnp.int32)[::-1][None]
-    outputs, start = [], 0
-    for states, ids, positions in pieces:
-        count, positions = len(positions), jnp.asarray(positions, jnp.int32)
-        before = jnp.array([start], jnp.int32)
-        sight = causal_sight(jnp.array([0, count], jnp.int32), table, before, positions, max_queries=count)
-        out, k, v = net.step(
-            net.embed(jnp.asarray(ids, jnp.int32), _no_head),
-            states,
+
+    @_JIT
+    def run(states: Any, ids: Any, positions: Any) -> Any:
+        sight = causal_sight(
+            jnp.array([0, rows], jnp.int32),
+            jnp.zeros((1, 1), jnp.int32),
+            jnp.zeros((1,), jnp.int32),
             positions,
-            lambda layer, sight=sight, pages=pages: paged(decoder, pages, layer, sight),
+            max_queries=rows,
         )
-        pages = commit_rows(pages, k, v, jnp.arange(count, dtype=jnp.int32)[None], table, before)
-        outputs.append(out)
-        start += count
-    return outputs
+        return net.step(
+            net.embed(ids, _no_head), states, positions, lambda i: paged(decoder, pages, i, sight)
+        )[0]
+
+    ids, positions = jnp.asarray(next_tokens, jnp.int32), jnp.asarray(positions, jnp.int32)
+    return np.asarray(run(jnp.asarray(states), ids, positions))
 
 
 def _check_draft(
     name: str,
-    loaded: LoadedEagle,
+    loaded: LoadedDrafter[Eagle],
     head: np.ndarray | None,
     features: np.ndarray,
     tokens: np.ndarray,
     expected: Any,
 ) -> None:
-    """The drafter absorbs all features at once, or one after the other, and drafts the expected tokens."""
-    drafter = eagle(loaded.drafter.config, draft_length=len(expected))
-    for pieces in ([len(features)], [1] * len(features)):
-        view = _view(loaded, head, len(tokens) + len(expected))
-        state, start = drafter.init(loaded.params, view, 1), 0
-        lanes = jnp.zeros((1,), jnp.int32)
-        text = Text(tokens=jnp.asarray(tokens[None], jnp.int32), lengths=jnp.array([len(tokens)], jnp.int32))
-        absorb = jax.jit(drafter.absorb)
-        for count in pieces:
-            index = jnp.arange(count, dtype=jnp.int32)
-            committed = Committed(
-                features=jnp.asarray(features[start : start + count]),
-                positions=start + index,
-                path=index[None],
-                context_lengths=jnp.array([start], jnp.int32),
-            )
-            start += count
-            cache = dataclasses.replace(view.cache, lengths=jnp.array([start], jnp.int32))
-            view = dataclasses.replace(view, cache=cache)
-            state, ready = absorb(loaded.params, view, state, lanes, text, committed)
-        assert ready.tolist() == [len(expected)], f"{name}: ready {ready}"
-        sampling = empty_table(1, view.target.vocab_size, 1)
-        proposal = jax.jit(drafter.draft)(loaded.params, view, state, lanes, text, sampling)
-        same(name, "draft", proposal.tokens[0], np.asarray(expected))
-        assert proposal.lengths.tolist() == [len(expected)], f"{name}: lengths {proposal.lengths}"
+    """The drafter absorbs the features in two rounds, then drafts the expected tokens."""
+    drafter, length = eagle(loaded.drafter.config, draft_length=len(expected)), len(features)
+    view = _view(loaded, head, len(tokens) + len(expected))
+    state, lanes = drafter.init(loaded.params, view, 1), jnp.zeros((1,), jnp.int32)
+    text = Text(tokens=jnp.asarray(tokens[None], jnp.int32), lengths=jnp.array([len(tokens)], jnp.int32))
+    absorb = _JIT(drafter.absorb)
+    for start, end in ((0, length // 2), (length // 2, length)):
+        index = jnp.arange(length, dtype=jnp.int32)
+        committed = Committed(
+            features=jnp.asarray(features),
+            positions=index,
+            path=jnp.where(index < end - start, start + index, -1)[None],
+            context_lengths=jnp.array([start], jnp.int32),
+        )
+        cache = dataclasses.replace(view.cache, lengths=jnp.array([end], jnp.int32))
+        view = dataclasses.replace(view, cache=cache)
+        state, ready = absorb(loaded.params, view, state, lanes, text, committed)
+    assert ready.tolist() == [len(expected)], f"{name}: ready {ready}"
+    sampling = empty_table(1, view.target.vocab_size, 1)
+    proposal = _JIT(drafter.draft)(loaded.params, view, state, lanes, text, sampling)
+    same(name, "draft", proposal.tokens[0], np.asarray(expected))
+    assert proposal.lengths.tolist() == [len(expected)], f"{name}: lengths {proposal.lengths}"
 
 
-def _view(loaded: LoadedEagle, head: np.ndarray | None, max_context: int) -> TargetView:
+def _view(loaded: LoadedDrafter[Eagle], head: np.ndarray | None, max_context: int) -> TargetView:
     config = loaded.drafter.config
     target = Recorded(
         vocab_size=config.decoder.vocab_size,

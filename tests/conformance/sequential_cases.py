@@ -31,9 +31,7 @@ def run_dspark_case(folder: Path, name: str) -> None:
     """Absorbs the recorded features and drafts greedily; then reads the recorded draws as known tokens."""
     values = json.loads((folder / "f_configs.json").read_text())[name]
     arrays = load_file(folder / f"f_{name}.safetensors")
-    given = arrays.get("sts_temperatures")
-    temperatures = None if given is None else tuple(float(t) for t in given)
-    ready = absorbed(name, values, weights_of(arrays), arrays, temperatures)
+    ready = absorbed(name, values, weights_of(arrays), arrays)
     compare_drafts(name, ready, arrays)
     close(name, "base_logits", ready.logits, arrays["base_logits"])
     same(name, "greedy_tokens", ready.proposal.tokens, arrays["greedy_tokens"])
@@ -55,7 +53,10 @@ def run_dspark_case(folder: Path, name: str) -> None:
             net.confidence_head.logits(ready.row_hidden, read),
             arrays["confidence_raw"],
         )
-        close(name, "confidence", ready.proposal.confidence, arrays["confidence"])
+        # What a calibration makes of the drafter's confidence, which it reads as a logit.
+        logit = np.log(ready.proposal.confidence) - np.log1p(-np.asarray(ready.proposal.confidence))
+        calibrated = jax.nn.sigmoid(logit / arrays["sts_temperatures"][None])
+        close(name, "confidence", calibrated, arrays["confidence"])
 
 
 def run_domino_rollout(folder: Path) -> None:

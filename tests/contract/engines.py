@@ -5,10 +5,12 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 from contract.drafters import Cut, Drawn, WrongRow, tiny_dflash2, tiny_domino, tiny_dspark
+from contract.tree_drafters import Branches, Confident
 
 from jspec.decode import Method, Models
 from jspec.drafters.ngram import ngram
 from jspec.drafters.plain import plain
+from jspec.drafters.tree_shape import dynamic_tree, static_tree
 from jspec.engine import Engine
 from jspec.targets.table import TableTarget
 
@@ -24,6 +26,9 @@ TABLE = table()
 # The drafter's own table: near the target's, but not it.
 DRAFT_TABLE = (TABLE + 0.7 * table(1)).astype(np.float32)
 
+# Leaves at every depth, and a longest path through last children.
+FORK = static_tree([[0], [1], [2], [0, 0], [1, 0], [1, 1], [1, 1, 0], [1, 1, 1]])
+
 DRAFTERS = {
     "plain": (plain(), ()),
     "ngram": (ngram(draft_length=M, min_n=1, max_n=3), ()),
@@ -36,6 +41,11 @@ DRAFTERS = {
     "varying": (Drawn(draft_length=M, sparse=False, varying=True), (jnp.asarray(DRAFT_TABLE),)),
     "dflash2": tiny_dflash2(VOCABULARY, M),
     "dspark": tiny_dspark(VOCABULARY, M),
+    "fork": (Branches(shape=FORK, right=3), ()),
+    "tree": (
+        Confident(shape=dynamic_tree(width=3, depth=3, draft_length=7)),
+        (jnp.asarray(DRAFT_TABLE),),
+    ),
 }
 
 
@@ -53,7 +63,7 @@ OTHERS = {
 def engine(drafter: str, target_table: np.ndarray = TABLE, **options) -> Engine:
     """A fresh engine on the table target."""
     method_drafter, params = (DRAFTERS | OTHERS)[drafter]
-    if isinstance(method_drafter, Cut):
+    if isinstance(method_drafter, Cut | Branches):
         params = (jnp.asarray(target_table),)
     block_verification = options.pop("block_verification", False)
     return Engine(

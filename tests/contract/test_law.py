@@ -104,14 +104,16 @@ SETTINGS = {
 
 
 # Drafters that propose the greedy line, right or wrong, differ in nothing that the other settings touch;
-# of the draws and q of the drafters with a network, only the temperature decides.
+# of the draws and q of the drafters with a network, only the temperature decides; of a tree, only its paths matter
+# to penalties.
 CASES = [
     (d, s)
     for d in DRAFTERS
     for s in SETTINGS
     if s == "temperature"
     or (d in ("dflash2", "dspark") and s == "filters")
-    or d not in ("cut1", "cut2", "anti", "dflash2", "dspark")
+    or (d == "tree" and s == "penalties")
+    or d not in ("cut1", "cut2", "anti", "dflash2", "dspark", "fork", "tree")
 ] + [("domino", "temperature")]
 
 

@@ -131,9 +131,6 @@ class EagleSizes(Part):
     num_heads: int | None = Field(default=None, ge=1)
     num_kv_heads: int | None = Field(default=None, ge=1)
     head_size: int | None = Field(default=None, ge=1)
-    vocabulary: int | None = Field(
-        default=None, ge=2
-    )  # draft only the most frequent ids of the training data
 
 
 class EagleDrafterPart(EagleSizes):
@@ -157,6 +154,9 @@ class Eagle3DrafterPart(EagleSizes):
 
     target_layer_ids: tuple[int, ...] | None = None  # None = an early, the middle and a late one
     hidden_size: int | None = Field(default=None, ge=1)
+    vocabulary: int | None = Field(
+        default=None, ge=2
+    )  # draft only the most frequent ids of the training data
     own_head: bool = True
     feature_norms: bool = False
     norm_before_fc: bool = False

@@ -231,15 +231,6 @@ def test_a_pool_bounds_what_is_drafted():
     assert proposal.tokens[0, 0] == whole.proposal(0).tokens[0, 0]
 
 
-def test_a_calibration_divides_the_confidence_and_nothing_else():
-    plain = started(kind_of())
-    calibrated = started(kind_of(), temperatures=[0.5, 1.0, 2.0, 3.0, 4.0])
-    a, b = plain.proposal(0, 1), calibrated.proposal(0, 1)
-    logit = np.log(a.confidence[:2] / (1 - a.confidence[:2]))
-    np.testing.assert_allclose(b.confidence[:2], sigmoid(logit / np.asarray([0.5, 1, 2, 3, 4])), atol=1e-5)
-    np.testing.assert_array_equal(a.tokens, b.tokens)
-
-
 def test_q_holds_nothing_where_nothing_is_proposed():
     kind = kind_of(max_context=10)  # a block of 5 fits behind at most 5 tokens
     engine = Engine(dspark(kind), weights(kind))
@@ -339,15 +330,6 @@ def test_a_config_that_cannot_be_is_refused(change, message):
         (lambda: domino(kind_of()), r"config: expected a drafter with a GRU head.*dspark\(\)"),
         (lambda: domino(kind_of("gru"), candidate_pool=1), "candidate_pool: expected at least 2 ids"),
         (lambda: dspark(kind_of(), draft_length=6), r"draft_length: expected 1 to 5 \(block_size 5\), got 6"),
-        (lambda: dspark(kind_of(), temperatures=[1.0]), "temperatures: expected 5 positive numbers"),
-        (
-            lambda: dspark(kind_of(), temperatures=[1.0, 1, 1, 1, 0]),
-            "temperatures: expected 5 positive numbers",
-        ),
-        (
-            lambda: dspark(kind_of("rnn, row 0 dropped"), temperatures=[1.0] * 4),
-            "temperatures: expected None for a drafter without a confidence head",
-        ),
     ],
 )
 def test_another_methods_config_and_bad_options_are_refused(make, message):

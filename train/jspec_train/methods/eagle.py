@@ -7,11 +7,10 @@ from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
-from jspec.checkpoints.eagle import load_eagle
-from jspec.checkpoints.eagle_save import save_eagle
-from jspec.drafters.eagle import eagle
 
+from jspec.checkpoints.eagle import load_eagle
 from jspec.checkpoints.target import LoadedTarget
+from jspec.drafters.eagle import eagle
 from jspec.drafters.eagle_from_target import eagle_from_target
 from jspec.drafters.eagle_init import eagle_config_for, init_eagle_params
 from jspec.drafters.eagle_net import EagleConfig, eagle_leaves
@@ -143,6 +142,8 @@ class EagleMethod:
 
     def save(self, folder: Path, params: Params, files: Mapping[str, str]) -> None:
         """In the layout of SpecForge and SGLang."""
+        from jspec.checkpoints.eagle_save import save_eagle
+
         save_eagle(folder, self.config, params, files=files)
 
     def plan(self, rows: int, longest: int) -> Mapping[str, Any]:
@@ -182,7 +183,6 @@ def eagle_method(
         "num_heads": part.num_heads,
         "num_kv_heads": part.num_kv_heads,
         "head_size": part.head_size,
-        "draft_vocab_size": part.vocabulary,
     }
     if isinstance(recipe, EagleRecipe):
         config = eagle_config_for(target, kind="eagle", fc_bias=recipe.drafter.fc_bias, **sizes)
@@ -209,6 +209,7 @@ def eagle_method(
         query_key_norm=part.query_key_norm,
         hidden_size=hidden_size,
         mask_token_id=mask_token_id,
+        draft_vocab_size=part.vocabulary,
         **sizes,
     )
     return EagleMethod(recipe=recipe, config=config)
