@@ -67,8 +67,12 @@ def summed_over_chunks(
     if live is None:
         return jax.lax.scan(step, start, split_items)[0]
 
+    # The checkpoint is around the choice: inside, every chunk would keep a copy of what `terms_of` closes over.
+    @jax.checkpoint
+    def if_live(piece: tuple[T, Array]) -> S:
+        return jax.lax.cond(piece[1], terms_of, lambda _: start, piece[0])
+
     def live_step(total: S, piece: tuple[T, Array]) -> tuple[S, None]:
-        computed = jax.lax.cond(piece[1], jax.checkpoint(terms_of), lambda _: start, piece[0])
-        return jax.tree.map(jnp.add, total, computed), None
+        return jax.tree.map(jnp.add, total, if_live(piece)), None
 
     return jax.lax.scan(live_step, start, (split_items, jnp.any(split(live), axis=1)))[0]

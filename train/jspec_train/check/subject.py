@@ -7,6 +7,8 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from jspec.checkpoints.dflash import LoadedDrafter, load_dflash
+from jspec.checkpoints.eagle_config import architecture_of
+from jspec.checkpoints.hf_target import read_json
 from jspec.checkpoints.target import LoadedTarget, load_target
 from jspec.drafters.dflash import dflash_net
 from jspec.drafters.dflash_net import DFlashConfig
@@ -87,6 +89,7 @@ def open_subject(target: str, drafter: str, data: str | Path | None, dtype: str)
         raise FileNotFoundError(
             f"drafter: expected the folder or hub id of a DFlash checkpoint, got {drafter!r}; check the path"
         )
+    _check_method(folder)
     path = resolve(target)
     tokenizer = load_tokenizer(path)
     loaded = load_target(path, dtype=dtype)
@@ -98,6 +101,17 @@ def open_subject(target: str, drafter: str, data: str | Path | None, dtype: str)
     return Subject(
         loaded=loaded, tokenizer=tokenizer, folder=folder, drafter=opened, refusal=refusal, source=source
     )
+
+
+def _check_method(folder: Path) -> None:
+    """The steps are written for block drafters: an EAGLE's folder is no fault of theirs."""
+    config = folder / "config.json"
+    architecture = architecture_of(read_json(config)) if config.is_file() else None
+    if architecture is not None:
+        raise ValueError(
+            f"drafter: expected a DFlash or DFlash 2 drafter, got the {architecture} in {folder}, which `jspec check` "
+            "has no steps for yet; `jspec evaluate` measures it"
+        )
 
 
 def read_contract(folder: Path) -> FeatureContract | None:
