@@ -1,6 +1,6 @@
-"""DFlash and DFlash 2 drafters from the public checkpoint formats: config.json and safetensors weights.
+"""DFlash, DFlash 2, DSpark and Domino drafters from the public formats: config.json and safetensors weights.
 
-Read are the layouts of SpecForge and SGLang, of the `speculators` library, and of DeepSpec.
+Read are the layouts of SpecForge and SGLang, of the `speculators` library (DFlash and DFlash 2), and of DeepSpec.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,8 @@ from jspec.checkpoints.safetensors_files import open_safetensors
 from jspec.drafters.dflash import DFlash, dflash, dflash_leaves, dflash_net
 from jspec.drafters.dflash2 import dflash2
 from jspec.drafters.dflash_net import DFlashConfig
+from jspec.drafters.domino import domino
+from jspec.drafters.dspark import dspark
 from jspec.targets.decoder import decoder_units
 
 __all__ = ["ARCHITECTURE", "ARCHITECTURE_2", "LoadedDrafter", "dflash_from_tensors", "load_dflash"]
@@ -31,7 +33,7 @@ __all__ = ["ARCHITECTURE", "ARCHITECTURE_2", "LoadedDrafter", "dflash_from_tenso
 def load_dflash(
     path: str | Path, dtype: DTypeLike, draft_length: int | None = None, mesh: Mesh | None = None
 ) -> LoadedDrafter[DFlash]:
-    """Loads a DFlash or DFlash 2 drafter from a folder; its architecture says which.
+    """Loads a drafter with a DFlash backbone from a folder; its architecture says of which method.
 
     Args:
       path: folder with config.json and safetensors files.
@@ -65,7 +67,7 @@ def dflash_from_tensors(
         own, decoder = read_config(values)
     except ValueError as error:
         raise ValueError(f"config.json for {file.where}: {error}") from error
-    origins = dflash_origins(decoder)
+    origins = dflash_origins(decoder, own["head"])
     tensors = PlainTensors.of(file, decoder, {origin.name for origin in origins.values()}, dflash_name)
     config = DFlashConfig(
         decoder=decoder,
@@ -73,8 +75,7 @@ def dflash_from_tensors(
         own_embedding=origins["embedding"].name in tensors.shapes,
         **own,
     )
-    make = dflash if config.selector is None else dflash2
-    drafter = make(config, draft_length=draft_length)
+    drafter = drafter_of(config, draft_length)
     leaves = dflash_leaves(config, jnp.dtype(dtype))
     plan = Plan(
         origins={leaf.path: origins[leaf.path] for leaf in leaves}, ignored=copies_of_the_target(values)
@@ -85,3 +86,13 @@ def dflash_from_tensors(
     return LoadedDrafter(
         drafter=drafter, params=read_leaves(leaves, plan, tensors, decoder_units(decoder), mesh)
     )
+
+
+def drafter_of(config: DFlashConfig, draft_length: int | None = None) -> DFlash:
+    """The drafter of the method that the config is one of, with the method's defaults.
+
+    Raises:
+      ValueError: draft_length out of range.
+    """
+    make = {"DFlash": dflash, "DSpark": dspark, "Domino": domino}.get(config.method, dflash)
+    return (dflash2 if config.selector is not None else make)(config, draft_length=draft_length)

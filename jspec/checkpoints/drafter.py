@@ -24,7 +24,7 @@ def load_drafter(
     mesh: Mesh | None = None,
     num_target_layers: int | None = None,
 ) -> LoadedDrafter[DFlash] | LoadedDrafter[Eagle]:
-    """Loads an EAGLE, EAGLE-3, P-EAGLE, DFlash or DFlash 2 drafter.
+    """Loads an EAGLE, EAGLE-3, P-EAGLE, DFlash, DFlash 2, DSpark or Domino drafter.
 
     Args:
       path: folder with config.json and safetensors files.

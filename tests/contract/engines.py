@@ -4,7 +4,7 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
-from contract.drafters import Cut, Drawn, tiny_dflash2
+from contract.drafters import Cut, Drawn, WrongRow, tiny_dflash2, tiny_domino, tiny_dspark
 from contract.eagle_drafters import tiny_eagle3
 from contract.tree_drafters import Branches, Confident
 
@@ -41,6 +41,7 @@ DRAFTERS = {
     "sparse": (Drawn(draft_length=M, sparse=True), (jnp.asarray(DRAFT_TABLE),)),
     "varying": (Drawn(draft_length=M, sparse=False, varying=True), (jnp.asarray(DRAFT_TABLE),)),
     "dflash2": tiny_dflash2(VOCABULARY, M),
+    "dspark": tiny_dspark(VOCABULARY, M),
     "fork": (Branches(shape=FORK, right=3), ()),
     "tree": (
         Confident(shape=dynamic_tree(width=3, depth=3, draft_length=7)),
@@ -53,9 +54,20 @@ DRAFTERS = {
 }
 
 
+# Drafters of single tests: Domino drafts as DSpark does but for its head and its pool; the other is a fault that
+# has to be seen.
+OTHERS = {
+    "domino": tiny_domino(VOCABULARY, M),
+    "wrong row": (
+        WrongRow(config=DRAFTERS["dspark"][0].config, draft_length=M),
+        DRAFTERS["dspark"][1],
+    ),
+}
+
+
 def engine(drafter: str, target_table: np.ndarray = TABLE, **options) -> Engine:
     """A fresh engine on the table target."""
-    method_drafter, params = DRAFTERS[drafter]
+    method_drafter, params = (DRAFTERS | OTHERS)[drafter]
     if isinstance(method_drafter, Cut | Branches):
         params = (jnp.asarray(target_table),)
     block_verification = options.pop("block_verification", False)
