@@ -22,13 +22,19 @@ from jspec.checkpoints.safetensors_files import open_safetensors
 from jspec.drafters.dflash import DFlash, dflash, dflash_leaves
 from jspec.drafters.dflash2 import dflash2
 from jspec.drafters.dflash_net import DFlashConfig
+from jspec.drafters.dflash_tree import dflash_tree
+from jspec.drafters.tree_shape import TreeShape
 from jspec.targets.decoder import decoder_units
 
 __all__ = ["ARCHITECTURE", "ARCHITECTURE_2", "LoadedDrafter", "dflash_from_tensors", "load_dflash"]
 
 
 def load_dflash(
-    path: str | Path, dtype: DTypeLike, draft_length: int | None = None, mesh: Mesh | None = None
+    path: str | Path,
+    dtype: DTypeLike,
+    draft_length: int | None = None,
+    mesh: Mesh | None = None,
+    tree: TreeShape | None = None,
 ) -> LoadedDrafter[DFlash]:
     """Loads a DFlash or DFlash 2 drafter from a folder; its architecture says which.
 
@@ -37,6 +43,7 @@ def load_dflash(
       dtype: of the weights; norms and base kernels stay float32.
       draft_length: see `jspec.drafters.dflash.dflash`.
       mesh: splits weights by `jspec.sharding`, as the target's; None = the default device.
+      tree: for DFlash, a shape to draft instead of a chain; see `jspec.drafters.dflash_tree.dflash_tree`.
 
     Raises:
       ValueError: naming the file and the key or tensor that is missing, unknown, damaged or not
@@ -44,7 +51,7 @@ def load_dflash(
     """
     path = Path(path)
     values = read_json(path / "config.json")
-    return dflash_from_tensors(values, open_safetensors(path), dtype, draft_length, mesh)
+    return dflash_from_tensors(values, open_safetensors(path), dtype, draft_length, mesh, tree)
 
 
 def dflash_from_tensors(
@@ -53,6 +60,7 @@ def dflash_from_tensors(
     dtype: DTypeLike,
     draft_length: int | None = None,
     mesh: Mesh | None = None,
+    tree: TreeShape | None = None,
 ) -> LoadedDrafter[DFlash]:
     """Builds a drafter from a parsed config.json and its open weights; see `load_dflash`."""
     try:
@@ -67,8 +75,14 @@ def dflash_from_tensors(
         own_embedding=origins["embedding"].name in tensors.shapes,
         **own,
     )
-    make = dflash if config.selector is None else dflash2
-    drafter = make(config, draft_length=draft_length)
+    if tree is not None:
+        if draft_length is not None:
+            raise ValueError(
+                f"draft_length: expected None with a tree, which has its own, got {draft_length}; leave it out"
+            )
+        drafter = dflash_tree(config, tree)
+    else:
+        drafter = (dflash if config.selector is None else dflash2)(config, draft_length=draft_length)
     leaves = dflash_leaves(config, jnp.dtype(dtype))
     plan = Plan(
         origins={leaf.path: origins[leaf.path] for leaf in leaves}, ignored=copies_of_the_target(values)

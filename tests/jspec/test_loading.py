@@ -17,6 +17,14 @@ def test_second_engine_has_the_sizes_of_the_first():
     assert second.method.drafter.draft_length == 2
 
 
+def test_trees_of_the_ngram_drafter_have_a_name():
+    first = engine("plain")
+    drafter = with_drafter(first, "ngram-tree", draft_length=3).method.drafter
+    assert (drafter.name, drafter.draft_depth, drafter.draft_length) == ("ngram-tree", 3, 12)
+    with pytest.raises(ValueError, match='tree: expected None with drafter "ngram-tree", got DynamicTree'):
+        with_drafter(first, "ngram-tree", tree=chain_shape(2))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
