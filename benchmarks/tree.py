@@ -104,7 +104,7 @@ def seconds_of(engine: Engine, repeats: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="What a tree adds to a round.")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=60)
     options = parser.parse_args()
@@ -114,7 +114,9 @@ def main() -> None:
         "tree": Free(shape=dynamic_tree(width=10, depth=7, draft_length=options.tokens)),
     }
     target = load(None, drafter="plain", max_slots=1, max_context=2048)
-    table = Table(title=f"{options.tokens} draft tokens, one lane, context 210: ms, best of {options.repeats}")
+    table = Table(
+        title=f"{options.tokens} draft tokens, one lane, context 210: ms, best of {options.repeats}"
+    )
     for heading in ("shape", "propose", "execute", "settle", "added to plain, of the round"):
         table.add_column(heading, justify="left" if heading == "shape" else "right")
     base = 0.0

@@ -13,8 +13,9 @@ from jspec.bench.prompts import PROMPTS, read_prompts
 from jspec.bench.table import as_json, cost_table, measurement_table, round_table
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype, Model
 from jspec.drafters.simulated import simulated
+from jspec.drafters.tree_shape import parse_tree
 from jspec.engine import Engine
-from jspec.loading import load, with_drafter
+from jspec.loading import NAMES, load, with_drafter
 from jspec.results import add
 from jspec.settings import Settings
 
@@ -24,6 +25,12 @@ def bench(
     drafter: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
     draft_length: Annotated[
         int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")
+    ] = None,
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='"WIDTHxDEPTHxTOKENS": also runs each checkpoint with this tree. May be given several times.'
+        ),
     ] = None,
     dtype: Dtype = "float32",
     task: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PROMPTS)}; default all.")] = None,
@@ -60,6 +67,9 @@ def bench(
         engines = {"plain": plain}
         for name in drafter or ["ngram"]:
             engines[name] = with_drafter(plain, name, draft_length=draft_length)
+            if name not in NAMES:
+                for shape in tree or ():
+                    engines[f"{name} {shape}"] = with_drafter(plain, name, tree=parse_tree(shape))
         measurements = measure(engines, chats, settings, repeats=repeats, progress=status.update)
         measured = []
         if costs:
@@ -78,7 +88,9 @@ def bench(
             console.print(f"{m.task}: prompts {list(m.looping)} left out, their text is stuck in a loop")
     if measured:
         console.print(cost_table(measured))
-        for name in list(engines)[1:]:
+        for name, engine in list(engines.items())[1:]:
+            if engine.method.drafter.draft_depth < engine.method.drafter.draft_length:
+                continue  # what was measured are chains
             total = add([m.counters for m in measurements if m.variant == name])
             length, gain = best_draft_length(measured, total)
             console.print(

@@ -13,8 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Drafter, Dtype, Model
+from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Drafter, Dtype, Model, Tree
 from jspec.commands.prompt_files import Row, read_rows
+from jspec.drafters.tree_shape import parse_tree
 from jspec.engine import Engine
 from jspec.loading import load
 from jspec.prompts import Prompt
@@ -35,6 +36,7 @@ def generate(
         typer.Option(help='JSON Lines with "prompt", "messages" or "ids", and optional "settings".'),
     ] = None,
     drafter: Drafter = "ngram",
+    tree: Tree = None,
     dtype: Dtype = "float32",
     chat: Annotated[bool, typer.Option(help="Put text through the model's chat template.")] = True,
     stream: Annotated[bool, typer.Option(help="Print the text of a single prompt as it is decoded.")] = True,
@@ -80,6 +82,7 @@ def generate(
         engine = load(
             model,
             drafter=drafter,
+            tree=None if tree is None else parse_tree(tree),
             dtype=dtype,
             max_context=max_context,
             max_slots=min(max_slots, len(rows)),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jspec.drafters.tree_shape import chain_shape, dynamic_tree, static_tree
+from jspec.drafters.tree_shape import chain_shape, dynamic_tree, parse_tree, static_tree
 
 
 def test_static_shape_is_ordered_by_depth_then_rank():
@@ -39,6 +39,15 @@ def test_generated_candidates_are_counted():
 def test_paths_that_are_no_tree_are_refused(paths, message):
     with pytest.raises(ValueError, match=message):
         static_tree(paths)
+
+
+def test_sizes_as_text():
+    assert parse_tree("10x6x60") == dynamic_tree(width=10, depth=6, draft_length=60)
+    for text in ("10x6", "10x6x60x1", "ax6x60", "10x-6x60", ""):
+        with pytest.raises(ValueError, match='tree: expected "WIDTHxDEPTHxTOKENS", got'):
+            parse_tree(text)
+    with pytest.raises(ValueError, match="draft_length: expected at most 6"):
+        parse_tree("2x2x7")
 
 
 @pytest.mark.parametrize(
