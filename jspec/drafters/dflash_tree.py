@@ -105,7 +105,7 @@ def dflash_tree(config: DFlashConfig, shape: TreeShape) -> DFlashTree:
     Raises:
       ValueError: a deeper or wider shape than the block allows, or a config with a selector.
     """
-    if config.method != "DFlash":
+    if config.selector is not None or config.head is not None:
         raise ValueError(
             f"config: expected a drafter without selector or head, got ({config.identity}), whose candidates "
             "depend on the token before; draft a chain with it"

@@ -42,7 +42,7 @@ DRAFTERS = {
     "varying": (Drawn(draft_length=M, sparse=False, varying=True), (jnp.asarray(DRAFT_TABLE),)),
     "dflash2": tiny_dflash2(VOCABULARY, M),
     "dspark": tiny_dspark(VOCABULARY, M),
-    "fork": (Branches(shape=FORK, right=3), ()),
+    "fork": (Branches(shape=FORK), ()),
     "tree": (
         Confident(shape=dynamic_tree(width=3, depth=3, draft_length=7)),
         (jnp.asarray(DRAFT_TABLE),),
@@ -68,8 +68,10 @@ OTHERS = {
 def engine(drafter: str, target_table: np.ndarray = TABLE, **options) -> Engine:
     """A fresh engine on the table target."""
     method_drafter, params = (DRAFTERS | OTHERS)[drafter]
-    if isinstance(method_drafter, Cut | Branches):
+    if isinstance(method_drafter, Cut):
         params = (jnp.asarray(target_table),)
+    if isinstance(method_drafter, Branches):
+        params = (jnp.asarray(target_table), jnp.int32(FORK.depth), jnp.int32(FORK.draft_length))
     block_verification = options.pop("block_verification", False)
     return Engine(
         method=Method(

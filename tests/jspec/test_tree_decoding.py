@@ -74,19 +74,23 @@ def plain_text():
 
 
 @functools.cache
-def scripted_engine(right):
-    return engine(Scripted(shape=SHAPE, right=right))
+def scripted_engine():
+    return engine(Scripted(shape=SHAPE), known_texts(6, []))
+
+
+def known_texts(right, results):
+    lines = np.zeros((2, CONTEXT), np.int32)
+    for line, result in zip(lines, results, strict=False):
+        text = [*result.prompt_ids, *result.token_ids]
+        line[: len(text)] = text
+    sizes = (model().target.vocab_size, right, SHAPE.draft_length)
+    return (jnp.asarray(lines), *map(jnp.int32, sizes))
 
 
 def scripted(right, results):
     """The engine whose drafter knows these texts."""
-    lines = np.zeros((2, CONTEXT), np.int32)
-    for line, result in zip(lines, results, strict=True):
-        text = [*result.prompt_ids, *result.token_ids]
-        line[: len(text)] = text
-    used = scripted_engine(right)
-    known = (jnp.asarray(lines), jnp.int32(model().target.vocab_size))
-    used.models = Models(target=used.models.target, drafter=known)
+    used = scripted_engine()
+    used.models = Models(target=used.models.target, drafter=known_texts(right, results))
     return used
 
 
