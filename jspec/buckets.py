@@ -13,9 +13,14 @@ class Bucket:
     chunk: int  # prompt tokens executed besides, without logits
 
     @property
+    def budget(self) -> int:
+        """Draft tokens that there is room for, over all lanes."""
+        return self.nodes - self.lanes
+
+    @property
     def width(self) -> int:
         """Most nodes that one lane can have: its anchor, every draft token there is room for, a chunk."""
-        return self.nodes - self.lanes + 1 + self.chunk
+        return self.budget + 1 + self.chunk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,17 @@ from conformance.dflash2_cases import (
     run_selector_conv,
 )
 from conformance.dflash_cases import dflash_names, run_dflash_case
+from conformance.schedule_cases import (
+    run_allotment,
+    run_budget,
+    run_cost_tables,
+    run_cut_acceptance,
+    run_layout,
+    run_profiler,
+    run_relay,
+    run_temperature_fit,
+    run_temperature_scaling,
+)
 from conformance.target_cases import run_target_case
 from conformance.verify_cases import run_chain_rejection, run_greedy_chain, run_target_probs
 
@@ -81,6 +92,8 @@ def train_check(path: Path) -> Callable[[Path], None] | None:
     if not (path / "meta.json").is_file() or not (path / "outputs.safetensors").is_file():
         return None
     meta, outputs = json.loads((path / "meta.json").read_text()), tensor_names(path / "outputs.safetensors")
+    if "temperatures" in outputs:
+        return run_temperature_fit
     if "adamw" in meta:
         return run_optimizer
     if draft_architecture(path) not in ([ARCHITECTURE], [ARCHITECTURE_2]):
@@ -115,7 +128,15 @@ def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
     known = {
         "b_greedy_verify": run_greedy_chain,
         "c_chain_rejection": run_chain_rejection,
+        "d_accept": run_cut_acceptance,
+        "d_budget": run_budget,
+        "d_cost_tables": run_cost_tables,
+        "d_layout": run_layout,
+        "d_relay": run_relay,
+        "d_schedule": run_allotment,
+        "d_sts": run_temperature_scaling,
         "e_dflash2_selector_conv": run_selector_conv,
+        "x_misc": run_profiler,
         "x_target_probs": run_target_probs,
     }
     if kind in known:
