@@ -17,10 +17,9 @@ class Bucket:
         """Draft tokens that there is room for, over all lanes."""
         return self.nodes - self.lanes
 
-    @property
-    def width(self) -> int:
-        """Most nodes that one lane can have: its anchor, every draft token there is room for, a chunk."""
-        return self.budget + 1 + self.chunk
+    def width(self, draft_length: int) -> int:
+        """Most nodes that one lane can have: its anchor, the draft tokens there is room for, a chunk."""
+        return 1 + min(self.budget, draft_length) + self.chunk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -172,7 +172,6 @@ class Capture:
         nodes = Nodes(
             tokens=ids,
             positions=start + index,
-            parents=index - 1,
             offsets=jnp.stack([jnp.int32(0), count.astype(jnp.int32)]),
             certain_lengths=count.astype(jnp.int32)[None],
         )

@@ -34,7 +34,8 @@ class Purpose(enum.IntEnum):
 class Coins:
     """What verification needs in a round, uniform in [0, 1)."""
 
-    accept: Float[Array, "lanes drafts"]  # of draft token j, against p/q
+    # Of what hangs on node j: in a chain draft token j, against p/q; in a tree all children of the node.
+    accept: Float[Array, "lanes drafts"]
     bonus: Float[Array, "lanes"]  # of the draw after the last accepted token
 
 

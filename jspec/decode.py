@@ -130,7 +130,12 @@ def execute(
 ) -> Executed:
     """The target's forward pass over the nodes, and its head over those whose logits are needed."""
     out = method.target.forward(
-        models.target, nodes, cache, lanes, method.drafter.features, max_queries=bucket.width
+        models.target,
+        nodes,
+        cache,
+        lanes,
+        method.drafter.features,
+        max_queries=bucket.width(method.drafter.draft_length),
     )
     hidden = out.hidden[row_nodes(bucket, nodes)] if bucket.chunk else out.hidden
     return Executed(
@@ -175,7 +180,7 @@ def settle(
 
     commits = nodes.certain_lengths + jnp.where(emits, emitted - 1, 0)
     commits = jnp.where(live & ~broken, commits, 0)
-    path = commit_path(nodes, verdict.path, commits, bucket.width)
+    path = commit_path(nodes, verdict.path, commits, bucket.chunk + verdict.path.shape[1])
     cache = commit(cache, executed.pending, path, lanes)
     text = append(slots.text, lanes, block, emitted)
     committed = Committed(
@@ -252,14 +257,14 @@ def judge(
 
 def emitted_block(proposal: Proposal, verdict: Verdict) -> Int[Array, "lanes block"]:
     """The accepted draft tokens followed by the bonus; -1 behind it."""
-    width = proposal.tokens.shape[1] + 1
-    index = jax.lax.broadcasted_iota(jnp.int32, (verdict.bonus.shape[0], width), 1)
+    index = jax.lax.broadcasted_iota(jnp.int32, verdict.path.shape, 1)
     accept_length = verdict.accept_length[:, None]
     block = jnp.where(index == accept_length, verdict.bonus[:, None], -1)
-    if width == 1:
+    drafts = proposal.tokens.shape[1]
+    if drafts == 0:
         return block
     following = jnp.concatenate([verdict.path[:, 1:], jnp.full_like(verdict.path[:, :1], -1)], axis=1)
-    accepted = jnp.take_along_axis(proposal.tokens, jnp.clip(following - 1, 0, width - 2), axis=1)
+    accepted = jnp.take_along_axis(proposal.tokens, jnp.clip(following - 1, 0, drafts - 1), axis=1)
     return jnp.where(index < accept_length, accepted, block)
 
 

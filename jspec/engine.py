@@ -77,6 +77,7 @@ class Engine:
         self.max_slots = max_slots
         self.max_context = target.max_context if max_context is None else max_context
         self._check_sizes(chunks, page_size, cache_tokens)
+        self._check_rules()
         self.page_size, self.cache_tokens = page_size, cache_tokens
         self.max_stop_ids = max_stop_ids
         self.ladder = Ladder(max_slots=max_slots, draft_length=drafter.draft_length, chunks=tuple(chunks))
@@ -86,7 +87,7 @@ class Engine:
             target.groups,
             page_size=page_size,
             max_context=self.max_context,
-            max_commit=max(chunks[-1] + 1, drafter.draft_length + 1),
+            max_commit=max(chunks[-1], drafter.draft_depth) + 1,
             max_slots=max_slots,
             total_tokens=cache_tokens,
         )
@@ -137,6 +138,14 @@ class Engine:
             )
         if not chunks or list(chunks) != sorted(set(chunks)) or chunks[0] < 1:
             raise ValueError(f"chunks: expected ascending positive sizes, got {tuple(chunks)}; sort them")
+
+    def _check_rules(self) -> None:
+        drafter = self.method.drafter
+        if self.method.block_verification and drafter.draft_depth < drafter.draft_length:
+            raise ValueError(
+                f"block_verification: expected False with {drafter.name}, which drafts trees of {drafter.draft_length} "
+                f"tokens and depth {drafter.draft_depth}, got True; draft chains, or leave it out"
+            )
 
     # -- what callers use ---------------------------------------------------------------------
 
@@ -297,10 +306,10 @@ class Engine:
                 verified=int(report.verified[lane]),
                 accepted=sum(drafted),
                 committed=min(committed, len(ids)),
+                depth=self.method.drafter.draft_depth,
             )
         request.token_ids.extend(ids)
-        # The last token that a request may emit is a bonus: there is no room to draft it.
-        request.ready = max(min(int(report.ready[lane]), request.limit - request.known - 1), 0)
+        request.ready = self._ready(request, int(report.ready[lane]))
         if request.settings.log_probs is not None:
             request.log_probs.extend(self._log_probs(request, lane, report, ids))
         if not ids and request.finish_reason is None:
@@ -312,6 +321,12 @@ class Engine:
             drafted=tuple(drafted),
             finish_reason=request.finish_reason,
         )
+
+    def _ready(self, request: Request, drafts: int) -> int:
+        """How many of `drafts` tokens the next round can use. The last one that a request may emit is a bonus."""
+        room = max(request.limit - request.known - 1, 0)
+        is_tree = self.method.drafter.draft_depth < self.method.drafter.draft_length
+        return drafts if is_tree and room else min(drafts, room)
 
     def _log_probs(self, request: Request, lane: int, report: Report, ids: list[int]) -> list[TokenLogProb]:
         assert report.log_probs is not None and request.settings.log_probs is not None

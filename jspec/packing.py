@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from jspec.ancestry import depths
 from jspec.buckets import Bucket
 from jspec.drafters.protocol import Text
-from jspec.round import Nodes, OneHot, Proposal, chain_parents
+from jspec.first import first_where
+from jspec.round import Nodes, OneHot, Proposal
 from jspec.slots import Slots, rows_of
 
 
@@ -16,7 +18,6 @@ def no_proposal(lanes: int) -> Proposal:
     """The proposal of a round without drafting."""
     return Proposal(
         tokens=jnp.zeros((lanes, 0), jnp.int32),
-        parents=chain_parents(lanes, 0),
         lengths=jnp.zeros((lanes,), jnp.int32),
         q=OneHot(),
     )
@@ -33,17 +34,20 @@ def limit(
 
     All of these are known before the drafter draws, so the cut cannot bias what is accepted. A
     lane that executes a prompt chunk does not draft: its drafter has not seen the chunk yet.
+
+    Room for n tokens is room for paths of n - 1 draft tokens, however many of a tree's are that short.
     """
     rows = rows_of(lanes)
     room = slots.limits[rows] - slots.text.lengths[rows]
-    allowed = jnp.minimum(jnp.minimum(slots.draft_caps[rows], room - 1), drafts)
+    if proposal.parents is None:
+        reachable = room - 1
+    else:
+        reachable = first_where(depths(proposal.parents)[:, 1:] >= room[:, None], proposal.tokens.shape[1])
+    allowed = jnp.minimum(jnp.minimum(slots.draft_caps[rows], reachable), drafts)
     drafting = (lanes >= 0) & slots.live[rows] & (certain_lengths == 1)
     lengths = jnp.where(drafting, jnp.maximum(jnp.minimum(proposal.lengths, allowed), 0), 0)
-    per_draft = jax.tree.map(
-        lambda leaf: leaf[:, :drafts] if leaf.ndim >= 2 else leaf,
-        dataclasses.replace(proposal, lengths=lengths),
-    )
-    return per_draft
+    cut = dataclasses.replace(proposal, lengths=lengths, tree_depth=min(proposal.tree_depth, drafts))
+    return jax.tree.map(lambda leaf: leaf[:, :drafts] if leaf.ndim >= 2 else leaf, cut)
 
 
 def allot(lengths: Int[Array, "lanes"], budget: int, drafts: int) -> Int[Array, "lanes"]:
@@ -67,7 +71,7 @@ def pack(
 ) -> Nodes:
     """Lays the lanes' certain tokens and verified draft tokens one after the other.
 
-    Positions come from the committed length alone, never from a running count of what was tried.
+    Positions come from the committed length and the depth, never from a running count of what was tried.
     """
     counts = jnp.where(lanes >= 0, certain_lengths + verify_lengths, 0)
     offsets = jnp.concatenate([jnp.zeros((1,), jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
@@ -78,19 +82,24 @@ def pack(
     certain = certain_lengths[lane]
     positions = committed_lengths[rows] + within
     tokens = text.tokens[rows, jnp.minimum(positions, text.tokens.shape[1] - 1)]
-    parents = within - 1
+    parents = None
     num_drafts = proposal.tokens.shape[1]
     if num_drafts:
         draft = jnp.clip(within - certain, 0, num_drafts - 1)
-        tokens = jnp.where(within < certain, tokens, proposal.tokens[lane, draft])
-        parents = jnp.where(within < certain, parents, certain - 1 + proposal.parents[lane, draft])
+        is_draft = within >= certain
+        tokens = jnp.where(is_draft, proposal.tokens[lane, draft], tokens)
+        if proposal.parents is not None:
+            anchor = certain - 1
+            parents = jnp.where(is_draft, anchor + proposal.parents[lane, draft], within - 1)
+            depth = anchor + depths(proposal.parents)[lane, draft + 1]
+            positions = jnp.where(is_draft, committed_lengths[rows] + depth, positions)
     real = index < offsets[-1]
     return Nodes(
         tokens=jnp.where(real, tokens, 0),
         positions=jnp.where(real, positions, 0),
-        parents=jnp.where(real, parents, -1),
         offsets=offsets,
         certain_lengths=certain_lengths,
+        parents=None if parents is None else jnp.where(real, parents, -1),
     )
 
 
@@ -118,7 +127,7 @@ def row_nodes(bucket: Bucket, nodes: Nodes) -> Int[Array, "rows"]:
 
 def commit_path(
     nodes: Nodes,
-    verdict_path: Int[Array, "lanes block"],
+    verdict_path: Int[Array, "lanes path"],
     commit_lengths: Int[Array, "lanes"],
     width: int,
 ) -> Int[Array, "lanes commits"]:

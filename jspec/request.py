@@ -42,15 +42,15 @@ class Request:
         """Whether prompt tokens before the last one are still to be executed."""
         return not self.token_ids and self.committed < len(self.prompt_ids)
 
-    def count(self, *, proposed: int, verified: int, accepted: int, committed: int) -> None:
-        """Adds one decode round."""
+    def count(self, *, proposed: int, verified: int, accepted: int, committed: int, depth: int) -> None:
+        """Adds one decode round; no path of what it proposed was longer than `depth`."""
         self.proposed += proposed
         self.verified += verified
         self.accepted += accepted
         self.decode_committed += committed
         self.rounds += 1
         self.drafting_rounds += verified > 0
-        while len(self.accept_histogram) <= max(accepted, proposed):
+        while len(self.accept_histogram) <= max(accepted, min(proposed, depth)):
             self.accept_histogram.append(0)
         self.accept_histogram[accepted] += 1
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jspec.ancestry import ancestors
 from jspec.round import Proposal
 from jspec.sampling import History, SamplingTable
 from jspec.slots import rows_of
@@ -118,7 +119,11 @@ def target_rows(
         return TargetRows(logits=logits, log_normaliser=zeros, floor=zeros - jnp.inf, starts=starts)
 
     def processed() -> TargetRows:
-        on_path = ancestors(proposal.parents)[row_lanes, row_nodes]
+        if proposal.parents is None:
+            index = jax.lax.broadcasted_iota(jnp.int32, (num_rows, proposal.tokens.shape[1]), 1)
+            on_path = index < row_nodes[:, None]
+        else:
+            on_path = ancestors(proposal.parents)[row_lanes, row_nodes]
         adjusted = jax.lax.cond(
             penalised,
             lambda: penalise(logits, table, history, row_slots, proposal.tokens[row_lanes], on_path),
@@ -151,24 +156,6 @@ def lanes_of(starts: Int[Array, "lanes"], num_rows: int) -> Int[Array, "rows"]:
     """The lane that each row belongs to: the last one that starts at or before it."""
     rows = jnp.arange(num_rows, dtype=jnp.int32)
     return jnp.maximum(jnp.sum(rows[:, None] >= starts[None, :], axis=1, dtype=jnp.int32) - 1, 0)
-
-
-def ancestors(parents: Int[Array, "lanes drafts"]) -> Bool[Array, "lanes nodes drafts"]:
-    """Which draft tokens lie on the way from the anchor to each node, the node itself included.
-
-    Row 0, the anchor's, is empty; the sum of a row is the node's depth. A chain of 2 gives
-    [[0, 0], [1, 0], [1, 1]]. Parents past a proposal's length may be anything.
-    """
-    lanes, drafts = parents.shape
-    nodes = drafts + 1
-    own = jnp.broadcast_to(jnp.eye(nodes, drafts, k=-1, dtype=jnp.bool_), (lanes, nodes, drafts))
-    # Node 0 is its own parent; then each step doubles how far up a node has looked.
-    up = jnp.concatenate([jnp.zeros((lanes, 1), jnp.int32), jnp.clip(parents, 0, drafts)], axis=1)
-    path = own
-    for _ in range(drafts.bit_length()):
-        path = path | jnp.take_along_axis(path, up[:, :, None], axis=1)
-        up = jnp.take_along_axis(up, up, axis=1)
-    return path
 
 
 def penalise(

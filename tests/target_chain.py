@@ -52,7 +52,6 @@ def step(target: DecoderTarget, params: Params, cache: Cache, ids: jax.Array, ca
     nodes = Nodes(
         tokens=ids,
         positions=cache.lengths[0] + index,
-        parents=index - 1,
         offsets=jnp.array([0, count], jnp.int32),
         certain_lengths=jnp.array([count], jnp.int32),
     )

@@ -16,7 +16,7 @@ from jspec.drafters.head_columns import head_columns
 from jspec.drafters.protocol import Committed, Text
 from jspec.features import layer_outputs
 from jspec.net import Leaf, Params, net_of
-from jspec.round import OneHot, Proposal, chain_parents
+from jspec.round import OneHot, Proposal
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of
 from jspec.targets.layers import project_float32
@@ -56,6 +56,11 @@ class DFlash:
     draft_length: int
     name: str = "dflash"
     simulated: bool = False
+
+    @property
+    def draft_depth(self) -> int:
+        """It drafts chains."""
+        return self.draft_length
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -109,7 +114,6 @@ class DFlash:
         sound = jnp.cumprod((tokens >= 0).astype(jnp.int32), axis=1)
         return Proposal(
             tokens=jnp.maximum(tokens, 0),
-            parents=chain_parents(lanes.shape[0], self.draft_length),
             lengths=jnp.where(drafting, jnp.sum(sound, axis=1, dtype=jnp.int32), 0),
             q=OneHot(),
         )

@@ -24,7 +24,7 @@ from jspec.drafters.dflash2_layers import CandidateSelector
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.drafters.protocol import Text
 from jspec.net import Params
-from jspec.round import Proposal, Sparse, chain_parents
+from jspec.round import Proposal, Sparse
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of
 from jspec.targets.view import TargetView
@@ -70,7 +70,6 @@ class DFlash2(DFlash):
         held = (within < lengths[:, None])[:, :, None]
         return Proposal(
             tokens=jnp.maximum(path.tokens, 0),
-            parents=chain_parents(lanes.shape[0], self.draft_length),
             lengths=lengths,
             q=Sparse(ids=jnp.where(held, candidates.ids, -1), probs=jnp.where(held, path.probs, 0)),
         )

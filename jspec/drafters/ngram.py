@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jspec.drafters.protocol import Committed, Text
-from jspec.round import OneHot, Proposal, chain_parents
+from jspec.round import OneHot, Proposal
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of, slots_of
 from jspec.targets.view import TargetView
@@ -122,6 +122,11 @@ class Ngram:
     features: tuple[str, ...] = ()
     simulated: bool = False
 
+    @property
+    def draft_depth(self) -> int:
+        """It drafts chains."""
+        return self.draft_length
+
     def init(self, params: Any, target: TargetView, max_slots: int) -> NgramState:
         """No proposal for anybody; serves any target."""
         shape = (max_slots, self.num_continuations)
@@ -150,7 +155,6 @@ class Ngram:
         found = jax.tree.map(lambda leaf: leaf[rows], state.found)
         return Proposal(
             tokens=found.tokens[:, 0],
-            parents=chain_parents(lanes.shape[0], self.draft_length),
             lengths=jnp.where(fresh, self._ready(found, state.required[rows]), 0),
             q=OneHot(),
         )

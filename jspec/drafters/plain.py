@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jspec.drafters.protocol import Committed, Text
-from jspec.round import OneHot, Proposal, chain_parents
+from jspec.round import OneHot, Proposal
 from jspec.sampling import SamplingTable
 from jspec.targets.view import TargetView
 
@@ -17,6 +17,7 @@ class Plain:
 
     name: str = "plain"
     draft_length: int = 0
+    draft_depth: int = 0
     features: tuple[str, ...] = ()
     simulated: bool = False
 
@@ -36,7 +37,6 @@ class Plain:
         """A proposal of width 0."""
         return Proposal(
             tokens=jnp.zeros((lanes.shape[0], 0), jnp.int32),
-            parents=chain_parents(lanes.shape[0], 0),
             lengths=jnp.zeros_like(lanes),
             q=OneHot(),
         )

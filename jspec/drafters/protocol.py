@@ -46,6 +46,11 @@ class Drafter(Protocol):
         ...
 
     @property
+    def draft_depth(self) -> int:
+        """Draft tokens on the longest path: draft_length for chains, less for trees."""
+        ...
+
+    @property
     def features(self) -> tuple[str, ...]:
         """Hidden states it needs, in order: "embedding", "layer.3", "final_norm"."""
         ...

@@ -14,7 +14,7 @@ from jaxtyping import Array, Int
 
 from jspec.coins import Purpose, uniforms
 from jspec.drafters.protocol import Committed, Text
-from jspec.round import OneHot, Proposal, Verdict, chain_parents, chain_path
+from jspec.round import OneHot, Proposal, Verdict, chain_path
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of, slots_of
 from jspec.target_rows import TargetRows
@@ -42,6 +42,11 @@ class Simulated:
     features: tuple[str, ...] = ()
     simulated: bool = True
 
+    @property
+    def draft_depth(self) -> int:
+        """It drafts chains."""
+        return self.draft_length
+
     def init(self, params: Any, target: TargetView, max_slots: int) -> SimulatedState:
         """No rounds yet; serves any target."""
         return SimulatedState(
@@ -62,7 +67,6 @@ class Simulated:
         anchors = text.tokens[rows, jnp.maximum(text.lengths[rows] - 1, 0)]
         return Proposal(
             tokens=jnp.broadcast_to(anchors[:, None], (lanes.shape[0], self.draft_length)),
-            parents=chain_parents(lanes.shape[0], self.draft_length),
             lengths=jnp.where(lanes >= 0, self.draft_length, 0),
             q=OneHot(),
         )

@@ -14,7 +14,7 @@ from jspec.targets.config import DecoderConfig, LayerKind
 from jspec.targets.layers import Decoder, paged
 from jspec.targets.rope import Rope, rotation
 from jspec.targets.target import Hidden
-from pallas_kernels.attention.sight import causal_sight
+from pallas_kernels.attention.sight import Sight, causal_sight, tree_sight
 
 
 def decoder_leaves(config: DecoderConfig, dtype: jnp.dtype) -> tuple[Leaf, ...]:
@@ -88,7 +88,7 @@ class DecoderTarget:
         capture: tuple[str, ...],
         max_queries: int,
     ) -> Hidden:
-        """See `jspec.targets.target.Target.forward`. Every lane is a chain (or a chunk and a chain).
+        """See `jspec.targets.target.Target.forward`.
 
         Raises:
           ValueError: if `capture` names a state that this model does not have.
@@ -98,15 +98,15 @@ class DecoderTarget:
         config = self.config
         rows = jnp.maximum(lanes, 0)
         context_lengths = jnp.where(lanes >= 0, cache.lengths[rows], 0)
+
+        def sight(page_table: Array, window: int | None) -> Sight:
+            shared = (nodes.offsets, page_table, context_lengths, nodes.positions)
+            if nodes.parents is None:
+                return causal_sight(*shared, max_queries=max_queries, window=window)
+            return tree_sight(*shared, nodes.parents, max_queries=max_queries, window=window)
+
         sights = [
-            causal_sight(
-                nodes.offsets,
-                group.page_table[rows],
-                context_lengths,
-                nodes.positions,
-                max_queries=max_queries,
-                window=layout.window,
-            )
+            sight(group.page_table[rows], layout.window)
             for group, layout in zip(cache.groups, self.groups, strict=True)
         ]
         ropes: list[Rope] = [config.full_rope]

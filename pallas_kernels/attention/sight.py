@@ -93,3 +93,61 @@ def block_sight(
         max_queries=max_queries,
         max_keys=max_queries,
     )
+
+
+def tree_sight(
+    offsets: Int[Array, "bounds"],
+    page_table: Int[Array, "lanes columns"],
+    context_lengths: Int[Array, "lanes"],
+    positions: Int[Array, "queries"],
+    parents: Int[Array, "queries"],
+    *,
+    max_queries: int,
+    window: int | None = None,
+) -> Sight:
+    """Trees: each node sees the context, its ancestors and itself; other arguments as in `causal_sight`.
+
+    A chunk in front of a tree is a part of it: a chain that all of the tree hangs on.
+
+    Args:
+      offsets: where each lane's nodes begin.
+      page_table: pages of each lane.
+      context_lengths: committed tokens per lane.
+      positions: of the nodes in the text; only read if there is a window.
+      parents: index of each node's parent within its lane, less than its own; -1 = none.
+      max_queries: no lane has more nodes.
+      window: also hides ancestors in flight that are window positions or more above.
+    """
+    num_queries, lanes = positions.shape[0], context_lengths.shape[0]
+    query = jnp.arange(num_queries, dtype=jnp.int32)
+    lane = jnp.sum(query[:, None] >= offsets[None, 1:-1], axis=1, dtype=jnp.int32)
+    first = offsets[jnp.minimum(lane, lanes - 1)]
+    own = query - first
+    words = -(-max_queries // 32)
+    word = jnp.arange(words, dtype=jnp.int32)
+    bit = jnp.left_shift(jnp.int32(1), own % 32)
+    visible = jnp.where(word[None, :] == (own // 32)[:, None], bit[:, None], 0)
+    # A root is its own parent. Each step doubles how far up a node has looked.
+    up = jnp.where(parents < 0, query, jnp.clip(first + parents, 0, num_queries - 1))
+    for _ in range((max_queries - 1).bit_length()):
+        visible = visible | visible[up]
+        up = up[up]
+    first_visible = first_in_window(positions, window)
+    if window is not None:
+        key = jnp.arange(32 * words, dtype=jnp.int32)
+        key_positions = positions[jnp.clip(first[:, None] + key[None, :], 0, num_queries - 1)]
+        inside = (key_positions >= first_visible[:, None]).reshape(num_queries, words, 32)
+        visible &= jnp.sum(
+            jnp.where(inside, jnp.left_shift(jnp.int32(1), key % 32).reshape(1, words, 32), 0), axis=2
+        )
+    return Sight(
+        query_offsets=offsets,
+        key_offsets=offsets,
+        page_table=page_table,
+        context_lengths=context_lengths,
+        first_visible=first_visible,
+        causal=jnp.zeros((lanes,), bool),
+        visible=visible,
+        max_queries=max_queries,
+        max_keys=max_queries,
+    )

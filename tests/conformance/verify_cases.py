@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from jspec.coins import Coins, draw_coins
-from jspec.round import Dense, OneHot, Proposal, Sparse, chain_parents
+from jspec.round import Dense, OneHot, Proposal, Sparse
 from jspec.sampling import SamplingTable, empty_history, empty_table
 from jspec.target_rows import TargetRows, target_rows
 from jspec.verify.batch import verify
@@ -150,7 +150,6 @@ def _chain(tokens: np.ndarray, q: OneHot | Dense | Sparse) -> Proposal:
     lanes, drafts = tokens.shape
     return Proposal(
         tokens=jnp.asarray(tokens, jnp.int32),
-        parents=chain_parents(lanes, drafts),
         lengths=jnp.full((lanes,), drafts, jnp.int32),
         q=q,
     )

@@ -11,7 +11,7 @@ from jspec.drafters.dflash2_layers import Convolution, Selector
 from jspec.drafters.dflash_init import init_dflash_params
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.net import Params
-from jspec.round import Dense, OneHot, Proposal, Sparse, chain_parents
+from jspec.round import Dense, OneHot, Proposal, Sparse
 from jspec.slots import rows_of
 from jspec.targets.config import DecoderConfig
 from jspec.targets.rope import Rope
@@ -30,6 +30,10 @@ class Cut:
     features: tuple[str, ...] = ()
     simulated: bool = False
 
+    @property
+    def draft_depth(self):
+        return self.draft_length
+
     def init(self, params, target, max_slots):
         return ()
 
@@ -43,7 +47,6 @@ class Cut:
             drafts.append(token)
         return Proposal(
             tokens=jnp.stack(drafts, axis=1),
-            parents=chain_parents(lanes.shape[0], self.draft_length),
             lengths=jnp.full(lanes.shape, self.draft_length, jnp.int32),
             q=OneHot(),
         )
@@ -62,6 +65,10 @@ class Drawn:
     name: str = "drawn"
     features: tuple[str, ...] = ()
     simulated: bool = False
+
+    @property
+    def draft_depth(self):
+        return self.draft_length
 
     def init(self, params, target, max_slots):
         return ()
@@ -87,7 +94,6 @@ class Drawn:
             side = Dense(probs=q, ids=None)
         return Proposal(
             tokens=jnp.stack(drafts, axis=1),
-            parents=chain_parents(lanes.shape[0], self.draft_length),
             lengths=self._lengths(text.lengths[rows]),
             q=side,
         )

@@ -161,6 +161,7 @@ class Recording:
     capacity: int
     name: str = "recording"
     draft_length: int = 3
+    draft_depth: int = 3
     simulated: bool = False
 
     def init(self, params, target, max_slots):

@@ -4,7 +4,7 @@ import numpy as np
 from jspec.buckets import Bucket
 from jspec.drafters.protocol import Text
 from jspec.packing import allot, commit_path, owner, pack, row_nodes, row_offsets
-from jspec.round import OneHot, Proposal, chain_parents
+from jspec.round import OneHot, Proposal
 
 
 def ints(*values):
@@ -29,7 +29,6 @@ def packed(certain, drafts, chunk, nodes):
     text = Text(tokens=jnp.arange(30, dtype=jnp.int32).reshape(3, 10) + 100, lengths=ints(4, 0, 6))
     proposal = Proposal(
         tokens=jnp.array([[1, 2], [3, 4], [5, 6]], jnp.int32),
-        parents=chain_parents(3, 2),
         lengths=ints(2, 2, 2),
         q=OneHot(),
     )
@@ -44,7 +43,7 @@ def test_pack_lays_anchor_and_drafts_at_committed_positions():
     assert nodes.offsets.tolist() == [0, 3, 5, 5]
     assert nodes.tokens.tolist() == [124, 1, 2, 103, 3, 0, 0, 0]
     assert nodes.positions.tolist() == [4, 5, 6, 3, 4, 0, 0, 0]
-    assert nodes.parents.tolist() == [-1, 0, 1, -1, 0, -1, -1, -1]
+    assert nodes.parents is None
     assert row_offsets(nodes).tolist() == [0, 3, 5, 5]
     assert row_nodes(bucket, nodes)[:5].tolist() == [0, 1, 2, 3, 4]
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.round import OneHot, Proposal, chain_parents
+from jspec.round import OneHot, Proposal
 from jspec.sampling import History, SamplingTable, empty_history, empty_table, settings_row, write_row
 from jspec.settings import Settings
-from jspec.target_rows import TargetRows, ancestors, lanes_of, target_rows, token_log_probs
+from jspec.target_rows import TargetRows, lanes_of, target_rows, token_log_probs
 
 V = 8
 STOPS = (6, 7)
@@ -65,10 +65,10 @@ def build(requests: Sequence[tuple[Settings, Sequence[int], Sequence[int]]]) -> 
 
 def proposal_of(tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]] | None = None) -> Proposal:
     lanes, drafts = len(tokens), len(tokens[0])
-    chain = [range(drafts)] * lanes
     return Proposal(
         tokens=jnp.asarray(np.asarray(tokens, np.int32)),
-        parents=jnp.asarray(np.asarray(chain if parents is None else parents, np.int32)),
+        parents=None if parents is None else jnp.asarray(np.asarray(parents, np.int32)),
+        tree_depth=0 if parents is None else drafts,
         lengths=jnp.full((lanes,), drafts, jnp.int32),
         q=OneHot(),
     )
@@ -80,7 +80,7 @@ def one_lane(
     drafts: Sequence[int] = (),
     prompt: Sequence[int] = (),
     output: Sequence[int] = (),
-    parents: Sequence[int] = (0, 1, 2, 3),
+    parents: Sequence[int] | None = None,
 ) -> TargetRows:
     """Rows of one request, padded to 5 rows of NaN and 4 draft tokens, so that all tests share a program."""
     table, history = build([(settings, prompt, output)])
@@ -93,7 +93,7 @@ def one_lane(
         history,
         jnp.asarray([0]),
         jnp.asarray([0]),
-        proposal_of([tokens], [parents]),
+        proposal_of([tokens], None if parents is None else [parents]),
         jnp.asarray([len(output)]),
     )
 
@@ -217,22 +217,12 @@ def test_penalties_see_the_draft_tokens_before_each_row():
 def test_siblings_do_not_see_each_other():
     # Node 1 and node 2 hang on the anchor, node 3 on node 2, node 4 on node 3.
     parents = [0, 0, 2, 3]
-    np.testing.assert_array_equal(
-        ancestors(jnp.asarray([parents]))[0],
-        [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]],
-    )
     settings = Settings(temperature=1.0, frequency_penalty=0.8, min_tokens=2)
     logits = np.random.default_rng(1).normal(size=(5, V)).astype(np.float32)
     rows = one_lane(settings, logits, [3, 4, 4, 1], prompt=[0], parents=parents)
     for node, path in enumerate([[], [3], [4], [4, 4], [4, 4, 1]]):
         expected = reference(logits[node], settings, [0], path)
         np.testing.assert_allclose(probs_at(rows, 0, node), expected, atol=2e-6)
-
-
-@pytest.mark.parametrize("drafts", [1, 2, 3, 8, 15])
-def test_ancestors_of_a_chain_are_all_nodes_before(drafts):
-    expected = np.tri(drafts + 1, drafts, k=-1)
-    np.testing.assert_array_equal(ancestors(chain_parents(1, drafts))[0], expected)
 
 
 def test_minimum_length_counts_the_path():

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.coins import Coins
-from jspec.round import Dense, OneHot, Proposal, Sparse, chain_parents
+from jspec.round import Dense, OneHot, Proposal, Sparse
 from jspec.target_rows import TargetRows
 
 V = 8
@@ -76,7 +76,6 @@ def proposal_of(paths: np.ndarray, lengths: np.ndarray, kind: str) -> Proposal:
             q = Sparse(ids=jnp.broadcast_to(ids, (lanes, drafts, len(DRAFT_IDS))), probs=q_rows[:, :, ids])
     return Proposal(
         tokens=jnp.asarray(paths, jnp.int32),
-        parents=chain_parents(lanes, drafts),
         lengths=jnp.asarray(lengths, jnp.int32),
         q=q,
     )

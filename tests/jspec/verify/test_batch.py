@@ -11,7 +11,7 @@ import pytest
 from law import V, assert_follows, count_blocks
 
 from jspec.coins import coupled_noise, draw_coins
-from jspec.round import Dense, OneHot, Proposal, chain_parents
+from jspec.round import Dense, OneHot, Proposal
 from jspec.sampling import History, SamplingTable, settings_row
 from jspec.settings import Settings
 from jspec.target_rows import target_rows
@@ -110,7 +110,6 @@ def verdicts(
 
     proposal = Proposal(
         tokens=column([request.drafts for request in batch]),
-        parents=column([range(drafts)] * width),
         lengths=column([request.length for request in batch]),
         q=OneHot(),
     )
@@ -292,7 +291,6 @@ def test_law_is_the_targets_under_every_setting(settings, block_verification):
     logits = np.stack([TABLE[[OUTPUT[-1], *path]] for path in paths]).reshape(-1, V)
     of_paths = Proposal(
         tokens=jnp.asarray(paths, jnp.int32),
-        parents=chain_parents(len(paths), 2),
         lengths=jnp.full((len(paths),), 2),
         q=OneHot(),
     )
@@ -308,7 +306,6 @@ def test_law_is_the_targets_under_every_setting(settings, block_verification):
     rows = dataclasses.replace(shared, starts=jnp.asarray((drafts[:, 0] * V + drafts[:, 1]) * 3, jnp.int32))
     proposal = Proposal(
         tokens=jnp.asarray(drafts, jnp.int32),
-        parents=chain_parents(lanes, 2),
         lengths=jnp.full((lanes,), 2),
         q=Dense(probs=jnp.broadcast_to(jnp.asarray(q, jnp.float32), (lanes, 2, V)), ids=None),
     )

@@ -9,7 +9,7 @@ import pytest
 from law import ANCHOR, P, assert_follows, count_blocks, drafted, proposal_of, rows_after, target_law
 
 from jspec.coins import Coins, draw_coins
-from jspec.round import Dense, Proposal, chain_parents
+from jspec.round import Dense, Proposal
 from jspec.verify.block import verify_block
 from jspec.verify.rejection import reject
 
@@ -73,7 +73,6 @@ def test_accepts_more_than_one_by_one():
     paths = np.random.default_rng(2).choice(2, size=(LANES, 2), p=q)
     proposal = Proposal(
         tokens=jnp.asarray(paths, jnp.int32),
-        parents=chain_parents(LANES, 2),
         lengths=jnp.full((LANES,), 2, jnp.int32),
         q=Dense(probs=jnp.broadcast_to(jnp.asarray(q, jnp.float32), (LANES, 2, 2)), ids=None),
     )

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.round import OneHot, Proposal, chain_parents
+from jspec.round import OneHot, Proposal
 from jspec.target_rows import TargetRows
 from jspec.verify.greedy import follow, greedy_choices
 
@@ -15,7 +15,6 @@ def walk(tokens, choices, verify_lengths=None, lengths=None):
     lanes, drafts = tokens.shape
     proposal = Proposal(
         tokens=jnp.asarray(tokens, jnp.int32),
-        parents=chain_parents(lanes, drafts),
         lengths=jnp.asarray(lengths if lengths is not None else [drafts] * lanes, jnp.int32),
         q=OneHot(),
     )

@@ -9,7 +9,7 @@ import pytest
 from law import P, Q, V, emitted_law, proposal_of, rows_after, target_law
 
 from jspec.coins import Coins
-from jspec.round import Dense, OneHot, Proposal, Sparse, chain_parents
+from jspec.round import Dense, OneHot, Proposal, Sparse
 from jspec.verify.rejection import reject
 
 KINDS = ["one-hot", "dense", "reduced", "sparse"]
@@ -57,7 +57,6 @@ def test_argmax_proposal_is_scored_as_one_hot():
     table = np.broadcast_to(p, (V, V))
     proposal = Proposal(
         tokens=jnp.asarray(paths, jnp.int32),
-        parents=chain_parents(lanes, 1),
         lengths=jnp.ones((lanes,), jnp.int32),
         q=OneHot(),
     )
@@ -75,7 +74,6 @@ def one(tokens, q, accept, bonus=0.5, length=None, verify_length=None, probs=P):
     drafts = paths.shape[1]
     proposal = Proposal(
         tokens=jnp.asarray(paths, jnp.int32),
-        parents=chain_parents(1, drafts),
         lengths=jnp.asarray([drafts if length is None else length]),
         q=q,
     )
