@@ -1,4 +1,4 @@
-"""Confidence on its way to the host: two rounds late, and never waited for.
+"""Confidence, or the survival that comes of it, on its way to the host: two rounds late, and never waited for.
 
 A budget may depend on anything that was known before its round's tokens were drawn. What is at least
 two rounds old is, and its copy from the device is done without anybody waiting: the host asks
@@ -24,7 +24,7 @@ class Arriving(Protocol):
 
 
 class Relay:
-    """The confidence of every slot, as old as it has to be, and whose request it belongs to.
+    """The latest row of every slot, as old as it has to be, and whose request it belongs to.
 
     Requests are told apart by their generation: how many requests the slot has had, counted from 1.
     """
@@ -41,29 +41,27 @@ class Relay:
         self._arriving: collections.deque[tuple[int, Sequence[int], np.ndarray, Arriving]] = (
             collections.deque()
         )
-        self._confidence = np.zeros((num_slots, draft_length), np.float32)
+        self._rows = np.zeros((num_slots, draft_length), np.float32)
         self._generations = np.zeros((num_slots,), np.int64)
-        self._carried = [(self._confidence.copy(), self._generations.copy()) for _ in range(carry)]
+        self._carried = [(self._rows.copy(), self._generations.copy()) for _ in range(carry)]
         self._calls = 0
 
-    def publish(
-        self, round_: int, slots: Sequence[int], generations: np.ndarray, confidence: Arriving
-    ) -> None:
-        """Takes over a round's confidence.
+    def publish(self, round_: int, slots: Sequence[int], generations: np.ndarray, rows: Arriving) -> None:
+        """Takes over a round's rows.
 
         Args:
           round_: its number; rising.
-          slots: of the first rows of `confidence`; rows behind them are padding.
+          slots: of the first `rows`; what is behind them is padding.
           generations: of those slots' requests.
-          confidence: float [at least len(slots), at most draft_length].
+          rows: float [at least len(slots), at most draft_length]; columns behind stay as they were.
         """
-        self._arriving.append((round_, tuple(slots), np.asarray(generations).copy(), confidence))
+        self._arriving.append((round_, tuple(slots), np.asarray(generations).copy(), rows))
 
     def resolve(self, round_: int, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
         """What may be known in round `round_`.
 
         Returns:
-          Confidence float32 [slots, drafts] and the generations int64 [slots] that it belongs to, 0 for
+          Rows float32 [slots, drafts] and the generations int64 [slots] that it belongs to, 0 for
           a slot that has none; None if nothing is old enough or the newest that is has not arrived.
         """
         due = round_ - self._lag
@@ -72,12 +70,11 @@ class Relay:
         while self._arriving and self._arriving[0][0] <= due:
             if not self._arriving[0][3].is_ready():
                 return None
-            _, published, generations, confidence = self._arriving.popleft()
-            rows = np.asarray(confidence)[: len(published)]
-            self._confidence[list(published), : rows.shape[1]] = rows
+            _, published, generations, rows = self._arriving.popleft()
+            arrived = np.asarray(rows)[: len(published)]
+            self._rows[list(published), : arrived.shape[1]] = arrived
             self._generations[list(published)] = generations
-        index = list(slots)
-        result = self._confidence[index], self._generations[index]
+        result, index = self.latest(slots), list(slots)
         if self._carried:
             held, of = self._carried[self._calls % len(self._carried)]
             late = held[index], of[index]
@@ -86,21 +83,25 @@ class Relay:
         self._calls += 1
         return result
 
+    def latest(self, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """What has been resolved so far: as `resolve`, but older where something has not arrived."""
+        index = list(slots)
+        return self._rows[index], self._generations[index]
 
-def known_survival(
-    confidence: np.ndarray, generations: np.ndarray, current: np.ndarray, unknown: np.ndarray | float = 1.0
+
+def with_unknown(
+    survival: np.ndarray, generations: np.ndarray, current: np.ndarray, unknown: np.ndarray | float = 1.0
 ) -> np.ndarray:
-    """Survival of chains as the host knows it.
+    """Survival where it belongs to the request that has the slot now, and a guess elsewhere.
 
     Args:
-      confidence: float [slots, drafts].
-      generations: int [slots], of the requests that it belongs to.
+      survival: float [slots, drafts] as relayed.
+      generations: int [slots], of the requests that it belongs to; 0 = none.
       current: int [slots], of the requests that have the slots now.
-      unknown: survival of a request that nothing is known of: by default all ones, so that it drafts.
+      unknown: of a request that nothing is known of: by default all ones, so that it is tried.
 
     Returns:
-      float32 [slots, drafts]; a confidence that is no probability counts as 1.
+      float32 [slots, drafts].
     """
-    checked = np.where((confidence >= 0) & (confidence <= 1), confidence, np.float32(1))
     known = (generations == current) & (generations >= 1)
-    return np.where(known[:, None], np.cumprod(checked, axis=1, dtype=np.float32), unknown).astype(np.float32)
+    return np.where(known[:, None], survival, unknown).astype(np.float32)

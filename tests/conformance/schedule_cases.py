@@ -24,8 +24,8 @@ from jspec.sampling import empty_table
 from jspec.schedule.allotment import allot
 from jspec.schedule.budget import best_budget
 from jspec.schedule.calibration import expected_calibration_error, fit_grid, prefix_outcomes, sigmoid
-from jspec.schedule.relay import Relay, known_survival
-from jspec.schedule.survival import survival
+from jspec.schedule.relay import Relay, with_unknown
+from jspec.schedule.survival import Curve, survival_of
 from jspec.schedule.tables import fit_additive, lane_sweep, step_table, table_from_json
 
 
@@ -62,7 +62,7 @@ def run_allotment(folder: Path) -> None:
         name = f"d_schedule {number}"
         alive = np.asarray(case["survival"], np.float32)
         if case["confidence"] is not None:
-            product = np.asarray(jnp.cumprod(jnp.asarray(case["confidence"], jnp.float32), axis=1))
+            product = np.cumprod(np.asarray(case["confidence"], np.float32), axis=1)
             np.testing.assert_allclose(product, alive, rtol=1e-5, atol=1e-7, err_msg=name)
         lanes, drafts = alive.shape
         least, most = case["min_verify_len"], case["max_verify_len"] or drafts + 1
@@ -255,7 +255,8 @@ def run_relay(folder: Path) -> None:
             if known is not None:
                 np.testing.assert_array_equal(known[0], step["lagged"]["confidence"], err_msg=name)
                 np.testing.assert_array_equal(known[1], step["lagged"]["generation"], err_msg=name)
-                alive = known_survival(*known, current[slots])
+                product = np.cumprod(known[0], axis=1, dtype=np.float32)
+                alive = with_unknown(product, known[1], current[slots])
                 np.testing.assert_allclose(alive, step["survival"], rtol=1e-6, err_msg=name)
                 lanes = len(slots)
                 choice = best_budget(
@@ -287,7 +288,11 @@ def run_temperature_scaling(folder: Path) -> None:
     raw, temperatures = arrays["apply.raw"], arrays["apply.temperatures"]
     confidence = sigmoid(raw / temperatures).astype(np.float32)
     np.testing.assert_allclose(confidence, arrays["apply.confidence"], rtol=1e-5)
-    np.testing.assert_allclose(survival(jnp.asarray(confidence)), arrays["apply.survival"], rtol=1e-5)
+    proposal = dataclasses.replace(
+        _chain(np.zeros(raw.shape, np.int32), OneHot()), confidence=jnp.asarray(sigmoid(raw), jnp.float32)
+    )
+    curve = Curve(temperatures=tuple(map(float, temperatures)), offsets=(0.0,) * raw.shape[1])
+    np.testing.assert_allclose(survival_of(proposal, curve), arrays["apply.survival"], rtol=1e-5, atol=1e-5)
 
 
 def run_temperature_fit(folder: Path) -> None:

@@ -37,10 +37,18 @@ DRAFTERS = {
     "dflash2": tiny_dflash2(VOCABULARY, M),
 }
 
+# Apart from the others, because without a schedule it is "dense".
+WITH_CONFIDENCE = {
+    "confident": (
+        Drawn(draft_length=M, sparse=False),
+        (jnp.asarray(DRAFT_TABLE), jnp.asarray(np.linspace(0.05, 0.95, VOCABULARY, dtype=np.float32))),
+    ),
+}
+
 
 def engine(drafter: str, target_table: np.ndarray = TABLE, **options) -> Engine:
     """A fresh engine on the table target."""
-    method_drafter, params = DRAFTERS[drafter]
+    method_drafter, params = (DRAFTERS | WITH_CONFIDENCE)[drafter]
     if isinstance(method_drafter, Cut):
         params = (jnp.asarray(target_table),)
     block_verification = options.pop("block_verification", False)
