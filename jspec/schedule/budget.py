@@ -27,21 +27,25 @@ def best_budget(
     """The budget that maximises the expected tokens per second; the smallest one on ties.
 
     With budget K the draft tokens of highest survival are verified, so a round emits one bonus per
-    lane and the K largest survivals.
+    lane and the K largest survivals; over several samples of what the survival may be, their mean.
 
     Args:
-      survival: float [lanes, drafts] as best known, lanes with a request only.
+      survival: float [lanes, drafts] as best known, or [samples, lanes, drafts]; lanes with a request only.
       tokens_per_second: of (expected tokens float64 [n], budgets int64 [n]).
       candidates: budgets to choose from, ascending; None = all that draft tokens can fill.
       epsilon: draft tokens of less survival do not count.
 
     Source: DSpark (arXiv 2607.05147), section 3.2.1; SGLang 0.5.23 `compute_verify_token_budget`.
     """
-    kept = survival[survival >= epsilon].astype(np.float64)
-    kept[::-1].sort()
-    expected = survival.shape[0] + np.concatenate([[0.0], np.cumsum(kept)])
-    budgets = np.arange(kept.size + 1) if candidates is None else np.asarray(candidates)
-    tokens = expected[np.minimum(budgets, kept.size)]
+    lanes, drafts = survival.shape[-2:]
+    samples = survival.reshape(-1, lanes * drafts)
+    kept = np.where(samples >= epsilon, samples, 0)
+    kept.sort(axis=1)
+    most = int(np.max(np.sum(samples >= epsilon, axis=1), initial=0))
+    gains = np.mean(kept[:, ::-1], axis=0, dtype=np.float64)
+    expected = lanes + np.concatenate([[0.0], np.cumsum(gains)])
+    budgets = np.arange(most + 1) if candidates is None else np.asarray(candidates)
+    tokens = expected[np.minimum(budgets, most)]
     speeds = tokens_per_second(tokens, budgets)
     best = int(np.argmax(speeds))
     return Choice(

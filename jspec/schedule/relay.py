@@ -6,6 +6,7 @@ two rounds old is, and its copy from the device is done without anybody waiting:
 """
 
 import collections
+import dataclasses
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -23,6 +24,15 @@ class Arriving(Protocol):
     def __array__(self) -> np.ndarray: ...
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Known:
+    """What the host knows of some slots."""
+
+    rows: np.ndarray  # float32 [slots, drafts]
+    generations: np.ndarray  # int64 [slots], of the requests that the rows belong to; 0 = none
+    rounds: np.ndarray  # int64 [slots], in which the rows were published; -1 = none
+
+
 class Relay:
     """The latest row of every slot, as old as it has to be, and whose request it belongs to.
 
@@ -38,12 +48,17 @@ class Relay:
           carry: further calls of `resolve` by which what it returns is late.
         """
         self._lag = lag
-        self._arriving: collections.deque[tuple[int, Sequence[int], np.ndarray, Arriving]] = (
-            collections.deque()
-        )
-        self._rows = np.zeros((num_slots, draft_length), np.float32)
-        self._generations = np.zeros((num_slots,), np.int64)
-        self._carried = [(self._rows.copy(), self._generations.copy()) for _ in range(carry)]
+        self._arriving: collections.deque[tuple[int, list[int], np.ndarray, Arriving]] = collections.deque()
+
+        def nothing() -> Known:
+            return Known(
+                rows=np.zeros((num_slots, draft_length), np.float32),
+                generations=np.zeros((num_slots,), np.int64),
+                rounds=np.full((num_slots,), -1, np.int64),
+            )
+
+        self._latest = nothing()
+        self._carried = [nothing() for _ in range(carry)]
         self._calls = 0
 
     def publish(self, round_: int, slots: Sequence[int], generations: np.ndarray, rows: Arriving) -> None:
@@ -55,38 +70,35 @@ class Relay:
           generations: of those slots' requests.
           rows: float [at least len(slots), at most draft_length]; columns behind stay as they were.
         """
-        self._arriving.append((round_, tuple(slots), np.asarray(generations).copy(), rows))
+        self._arriving.append((round_, list(slots), np.asarray(generations).copy(), rows))
 
-    def resolve(self, round_: int, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """What may be known in round `round_`.
-
-        Returns:
-          Rows float32 [slots, drafts] and the generations int64 [slots] that it belongs to, 0 for
-          a slot that has none; None if nothing is old enough or the newest that is has not arrived.
-        """
+    def resolve(self, round_: int, slots: Sequence[int]) -> Known | None:
+        """What may be known in round `round_`; None if nothing is old enough, or the newest has not arrived."""
         due = round_ - self._lag
         if due < 0:
             return None
         while self._arriving and self._arriving[0][0] <= due:
             if not self._arriving[0][3].is_ready():
                 return None
-            _, published, generations, rows = self._arriving.popleft()
-            arrived = np.asarray(rows)[: len(published)]
-            self._rows[list(published), : arrived.shape[1]] = arrived
-            self._generations[list(published)] = generations
-        result, index = self.latest(slots), list(slots)
+            published, of, generations, rows = self._arriving.popleft()
+            arrived = np.asarray(rows)[: len(of)]
+            self._latest.rows[of, : arrived.shape[1]] = arrived
+            self._latest.generations[of] = generations
+            self._latest.rounds[of] = published
+        index = list(slots)
+        result = _of_slots(self._latest, index)
         if self._carried:
-            held, of = self._carried[self._calls % len(self._carried)]
-            late = held[index], of[index]
-            held[index], of[index] = result
+            held = self._carried[self._calls % len(self._carried)]
+            late = _of_slots(held, index)
+            held.rows[index], held.generations[index] = result.rows, result.generations
+            held.rounds[index] = result.rounds
             result = late
         self._calls += 1
         return result
 
-    def latest(self, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """What has been resolved so far: as `resolve`, but older where something has not arrived."""
-        index = list(slots)
-        return self._rows[index], self._generations[index]
+
+def _of_slots(known: Known, index: list[int]) -> Known:
+    return Known(rows=known.rows[index], generations=known.generations[index], rounds=known.rounds[index])
 
 
 def with_unknown(

@@ -253,10 +253,10 @@ def run_relay(folder: Path) -> None:
             known = relay.resolve(step["step"], slots)
             assert (known is None) == (step["resolved"] is None), name
             if known is not None:
-                np.testing.assert_array_equal(known[0], step["lagged"]["confidence"], err_msg=name)
-                np.testing.assert_array_equal(known[1], step["lagged"]["generation"], err_msg=name)
-                product = np.cumprod(known[0], axis=1, dtype=np.float32)
-                alive = with_unknown(product, known[1], current[slots])
+                np.testing.assert_array_equal(known.rows, step["lagged"]["confidence"], err_msg=name)
+                np.testing.assert_array_equal(known.generations, step["lagged"]["generation"], err_msg=name)
+                product = np.cumprod(known.rows, axis=1, dtype=np.float32)
+                alive = with_unknown(product, known.generations, current[slots])
                 np.testing.assert_allclose(alive, step["survival"], rtol=1e-6, err_msg=name)
                 lanes = len(slots)
                 choice = best_budget(
