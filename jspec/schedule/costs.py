@@ -1,6 +1,7 @@
 """Measured seconds of rounds by bucket, as `jspec profile` writes them and an engine reads them."""
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -74,7 +75,7 @@ class MeasuredCosts:
                 f"context_seconds: expected a number from 0 on, got {self.context_seconds!r}; profile again"
             )
 
-    @property
+    @functools.cached_property
     def decode_cells(self) -> dict[tuple[int, int], Cell]:
         """Cells of decode rounds by (lanes, nodes), those of the shortest context."""
         found: dict[tuple[int, int], Cell] = {}
