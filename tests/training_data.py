@@ -13,7 +13,7 @@ from jspec.targets.config import DecoderConfig
 from jspec.targets.decoder import DecoderTarget, decoder_leaves
 from jspec.targets.rope import Rope
 from jspec_train.drafters import drafter_config
-from jspec_train.recipe import DrafterPart
+from jspec_train.recipe_parts import DrafterPart
 
 VOCABULARY, HIDDEN = 32, 16
 

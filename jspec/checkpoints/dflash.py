@@ -1,9 +1,8 @@
-"""DFlash and DFlash 2 drafters from the public checkpoint formats: config.json and safetensors weights.
+"""DFlash, DFlash 2, DSpark and Domino drafters from the public formats: config.json and safetensors weights.
 
-Read are the layouts of SpecForge and SGLang, of the `speculators` library, and of DeepSpec.
+Read are the layouts of SpecForge and SGLang, of the `speculators` library (DFlash and DFlash 2), and of DeepSpec.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,31 +13,27 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jspec.checkpoints.dflash_config import ARCHITECTURE, ARCHITECTURE_2, copies_of_the_target, read_config
-from jspec.checkpoints.dflash_tensors import DFlashTensors, dflash_origins, target_hidden_size
+from jspec.checkpoints.dflash_tensors import dflash_name, dflash_origins, target_hidden_size
+from jspec.checkpoints.draft_vocabulary import check_ids, check_vocabulary_file
 from jspec.checkpoints.hf_target import read_json
 from jspec.checkpoints.leaves import Plan, TensorFile, check_tensors, read_leaves
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
+from jspec.checkpoints.plain_tensors import PlainTensors
 from jspec.checkpoints.safetensors_files import open_safetensors
-from jspec.drafters.dflash import DFlash, dflash, dflash_leaves
+from jspec.drafters.dflash import DFlash, dflash, dflash_leaves, dflash_net
 from jspec.drafters.dflash2 import dflash2
 from jspec.drafters.dflash_net import DFlashConfig
-from jspec.net import Params
+from jspec.drafters.domino import domino
+from jspec.drafters.dspark import dspark
 from jspec.targets.decoder import decoder_units
 
 __all__ = ["ARCHITECTURE", "ARCHITECTURE_2", "LoadedDrafter", "dflash_from_tensors", "load_dflash"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoadedDrafter:
-    """A drafter with its weights."""
-
-    drafter: DFlash
-    params: Params
-
-
 def load_dflash(
     path: str | Path, dtype: DTypeLike, draft_length: int | None = None, mesh: Mesh | None = None
-) -> LoadedDrafter:
-    """Loads a DFlash or DFlash 2 drafter from a folder; its architecture says which.
+) -> LoadedDrafter[DFlash]:
+    """Loads a drafter with a DFlash backbone from a folder; its architecture says of which method.
 
     Args:
       path: folder with config.json and safetensors files.
@@ -52,7 +47,12 @@ def load_dflash(
     """
     path = Path(path)
     values = read_json(path / "config.json")
-    return dflash_from_tensors(values, open_safetensors(path), dtype, draft_length, mesh)
+    loaded = dflash_from_tensors(values, open_safetensors(path), dtype, draft_length, mesh)
+    config = loaded.drafter.config
+    ids = dflash_net(config, loaded.params).draft_ids
+    if ids is not None:
+        check_vocabulary_file(path, np.asarray(ids[...]), config.decoder.vocab_size)
+    return loaded
 
 
 def dflash_from_tensors(
@@ -61,38 +61,38 @@ def dflash_from_tensors(
     dtype: DTypeLike,
     draft_length: int | None = None,
     mesh: Mesh | None = None,
-) -> LoadedDrafter:
+) -> LoadedDrafter[DFlash]:
     """Builds a drafter from a parsed config.json and its open weights; see `load_dflash`."""
     try:
         own, decoder = read_config(values)
     except ValueError as error:
         raise ValueError(f"config.json for {file.where}: {error}") from error
-    origins = dflash_origins(decoder)
-    tensors = DFlashTensors.of(file, decoder, {origin.name for origin in origins.values()})
+    origins = dflash_origins(decoder, own["head"])
+    tensors = PlainTensors.of(file, decoder, {origin.name for origin in origins.values()}, dflash_name)
     config = DFlashConfig(
         decoder=decoder,
         target_hidden_size=target_hidden_size(tensors, len(own["target_layer_ids"])),
         own_embedding=origins["embedding"].name in tensors.shapes,
         **own,
     )
-    make = dflash if config.selector is None else dflash2
-    drafter = make(config, draft_length=draft_length)
+    drafter = drafter_of(config, draft_length)
     leaves = dflash_leaves(config, jnp.dtype(dtype))
     plan = Plan(
         origins={leaf.path: origins[leaf.path] for leaf in leaves}, ignored=copies_of_the_target(values)
     )
     check_tensors(config.identity, leaves, plan, tensors)
     if config.draft_vocab_size is not None:
-        _check_draft_ids(tensors, decoder.vocab_size)
+        check_ids(np.asarray(tensors.read("draft_ids")), decoder.vocab_size, f"{tensors.where}, 'draft_ids'")
     return LoadedDrafter(
         drafter=drafter, params=read_leaves(leaves, plan, tensors, decoder_units(decoder), mesh)
     )
 
 
-def _check_draft_ids(tensors: DFlashTensors, vocab_size: int) -> None:
-    ids = tensors.read("draft_ids")
-    if ids[0] < 0 or ids[-1] >= vocab_size or not np.all(ids[1:] > ids[:-1]):
-        raise ValueError(
-            f"{tensors.where}: expected ascending ids from 0 to {vocab_size - 1} in tensor 'draft_ids', got "
-            f"{ids[:3].tolist()} ... {ids[-3:].tolist()}; the file is damaged"
-        )
+def drafter_of(config: DFlashConfig, draft_length: int | None = None) -> DFlash:
+    """The drafter of the method that the config is one of, with the method's defaults.
+
+    Raises:
+      ValueError: draft_length out of range.
+    """
+    make = {"DFlash": dflash, "DSpark": dspark, "Domino": domino}.get(config.method, dflash)
+    return (dflash2 if config.selector is not None else make)(config, draft_length=draft_length)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 VERSION = "0.9.0"  # of the library whose files these are
-_TYPES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
+TYPES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
 _DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 _TRANSFORMS = ("output_multiplier", "final_logit_softcapping")
 _KEPT = ("mask_token_id", "block_size", "num_target_layers", *_DFLASH2, *_TRANSFORMS)
@@ -46,9 +46,9 @@ def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
       ValueError: on another kind of drafter, a reduced vocabulary, or a key that is missing or unknown.
     """
     kind = values["speculators_model_type"]
-    if kind not in _TYPES:
+    if kind not in TYPES:
         raise ValueError(
-            f"speculators_model_type: expected {' or '.join(_TYPES)}, got {kind!r}; not supported yet"
+            f"speculators_model_type: expected {' or '.join(TYPES)}, got {kind!r}; not supported yet"
         )
     unknown = sorted(set(values) - _READ - _IGNORED - set(_KEPT) - set(_LAYER_KEYS))
     if unknown:
@@ -70,7 +70,7 @@ def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: values[key] for key in _KEPT if values.get(key) is not None}
     causal = not values.get("sliding_window_non_causal", kind == "dflash2")
     return _layers(values, layers) | {
-        "architectures": [_TYPES[kind]],
+        "architectures": [TYPES[kind]],
         "is_causal": None if causal else False,
         "sample_from_anchor": bool(values.get("sample_from_anchor")),
         "target_layer_ids": _shifted(values.get("aux_hidden_state_layer_ids")),
@@ -99,7 +99,7 @@ def speculators_values(
         )
     layer_keys = set(plain) - {"architectures", "dflash_config", "is_causal", "block_size", "dtype"}
     layers = {key: plain[key] for key in layer_keys - {"num_target_layers", "sample_from_anchor"}}
-    kind = next(kind for kind, name in _TYPES.items() if [name] == plain["architectures"])
+    kind = next(kind for kind, name in TYPES.items() if [name] == plain["architectures"])
     drafts = plain["block_size"] if plain.get("sample_from_anchor") else plain["block_size"] - 1
     method = {
         "proposal_type": "greedy",

@@ -1,12 +1,11 @@
-"""Names, layouts and origins of a DFlash drafter's tensors."""
+"""Names, layouts and origins of the tensors of a drafter with a DFlash backbone."""
 
 import dataclasses
-from collections.abc import Mapping, Set
-
-import numpy as np
 
 from jspec.checkpoints.hf_target import hf_plan
 from jspec.checkpoints.leaves import Origin, TensorFile
+from jspec.drafters.domino_head import Gru
+from jspec.drafters.dspark_heads import Markov
 from jspec.targets.config import DecoderConfig
 
 _ALIASES = {
@@ -29,6 +28,22 @@ _OUTER = {
         name="candidate_selector.hidden_projection.weight", transposed=True
     ),
 }
+# The same for the heads.
+_CONFIDENCE = {
+    "confidence_head.weight": Origin(name="confidence_head.proj.weight", transposed=True),
+    "confidence_head.bias": Origin(name="confidence_head.proj.bias"),
+}
+_MARKOV = {
+    "head.embedding": Origin(name="markov_head.markov_w1.weight"),
+    "head.output": Origin(name="markov_head.markov_w2.weight", transposed=True),
+}
+_MIXES = {"gated": "markov_head.gate_proj", "rnn": "markov_head.joint_proj"}
+_GRU = {
+    "head.gru_input": Origin(name="prefix_gru.weight_ih_l0", transposed=True),
+    "head.gru_state": Origin(name="prefix_gru.weight_hh_l0", transposed=True),
+    "head.mix": Origin(name="embed_proj.0.weight", transposed=True),
+    "head.output": Origin(name="embed_proj.2.weight", transposed=True),
+}
 # The same inside of a layer, besides what a Qwen3 layer has.
 _LAYER = {
     f"{conv}.{leaf}": (f"{conv}.{tensor}", transposed)
@@ -40,8 +55,8 @@ _LAYER = {
 }
 
 
-def dflash_origins(decoder: DecoderConfig) -> dict[str, Origin]:
-    """Which tensor every leaf comes from that a drafter with these layers may have."""
+def dflash_origins(decoder: DecoderConfig, head: Markov | Gru | None) -> dict[str, Origin]:
+    """Which tensor every leaf comes from that a drafter with these layers and this head may have."""
     layers = {
         path: dataclasses.replace(origin, name=origin.name.removeprefix("model."))
         for path, origin in hf_plan(decoder, ()).origins.items()
@@ -52,7 +67,22 @@ def dflash_origins(decoder: DecoderConfig) -> dict[str, Origin]:
         for index in range(decoder.num_layers)
         for leaf, (tensor, transposed) in _LAYER.items()
     }
-    return layers | added | _OUTER
+    return layers | added | _OUTER | _CONFIDENCE | _head_origins(head)
+
+
+def _head_origins(head: Markov | Gru | None) -> dict[str, Origin]:
+    match head:
+        case None:
+            return {}
+        case Gru():
+            return _GRU
+        case Markov(kind=kind) if kind in _MIXES:
+            return _MARKOV | {
+                "head.mix": Origin(name=f"{_MIXES[kind]}.weight", transposed=True),
+                "head.mix_bias": Origin(name=f"{_MIXES[kind]}.bias"),
+            }
+        case Markov():
+            return _MARKOV
 
 
 def target_hidden_size(tensors: TensorFile, num_states: int) -> int:
@@ -71,73 +101,8 @@ def target_hidden_size(tensors: TensorFile, num_states: int) -> int:
     return shape[1] // num_states
 
 
-@dataclasses.dataclass(frozen=True)
-class DFlashTensors:
-    """A `TensorFile` of the known tensors under one name each: no `model.` prefix, no aliases, nothing fused.
-
-    What nobody knows keeps the name that it is stored under.
-    """
-
-    file: TensorFile
-    places: Mapping[str, tuple[str, slice]]  # name -> tensor in the file and its rows
-    shapes: Mapping[str, tuple[int, ...]]
-
-    @classmethod
-    def of(cls, file: TensorFile, decoder: DecoderConfig, known: Set[str]) -> "DFlashTensors":
-        """The tensors of an open checkpoint.
-
-        Raises:
-          ValueError: two of one name, or a fused one that does not have the rows of its parts.
-        """
-        query, key = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
-        parts = {
-            "qkv_proj": (("q_proj", query), ("k_proj", key), ("v_proj", key)),
-            "gate_up_proj": (
-                ("gate_proj", decoder.intermediate_size),
-                ("up_proj", decoder.intermediate_size),
-            ),
-        }
-        places: dict[str, tuple[str, slice]] = {}
-        shapes: dict[str, tuple[int, ...]] = {}
-
-        def add(name: str, stored: str, rows: slice, shape: tuple[int, ...]) -> None:
-            if name in places:
-                raise ValueError(
-                    f"{file.where}: expected one tensor for {name!r}, got {places[name][0]!r} and {stored!r}"
-                )
-            places[name], shapes[name] = (stored, rows), shape
-
-        for stored, shape in file.shapes.items():
-            name = stored.removeprefix("model.")
-            name = _ALIASES.get(name, name)
-            owner, _, last = name.rpartition(".")[0].rpartition(".")
-            names = [f"{owner}.{part}.{name.rpartition('.')[2]}" for part, _ in parts.get(last, ())]
-            if not names or not known >= set(names):
-                add(name if name in known else stored, stored, slice(None), shape)
-                continue
-            total = sum(rows for _, rows in parts[last])
-            if not shape or shape[0] != total:
-                inside = ", ".join(f"{part} {rows}" for part, rows in parts[last])
-                raise ValueError(
-                    f"{file.where}: expected {total} rows in tensor {stored!r} ({inside}), "
-                    f"got shape {list(shape)}; config and weights do not belong together"
-                )
-            start = 0
-            for name, (_, rows) in zip(names, parts[last], strict=True):
-                add(name, stored, slice(start, start + rows), (rows, *shape[1:]))
-                start += rows
-        return cls(file, places, shapes)
-
-    @property
-    def where(self) -> str:
-        """See `TensorFile`, as for all below."""
-        return self.file.where
-
-    def check_type(self, name: str, *, integer: bool = False) -> None:
-        """Refuses what cannot be read."""
-        self.file.check_type(self.places[name][0], integer=integer)
-
-    def read(self, name: str) -> np.ndarray:
-        """The tensor's values."""
-        stored, rows = self.places[name]
-        return self.file.read(stored)[rows]
+def dflash_name(stored: str) -> str:
+    """The name in SpecForge's layout of a tensor of any layout."""
+    # Older Domino checkpoints keep the head in a module of its own.
+    name = stored.removeprefix("model.").removeprefix("logit_head.")
+    return _ALIASES.get(name, name)

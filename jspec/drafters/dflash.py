@@ -5,6 +5,7 @@ so its state is a function of the committed tokens and nothing is ever recompute
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -143,14 +144,10 @@ class DFlash:
         anchors = jnp.where(drafting, text.tokens[rows, context_lengths], self.config.mask_token_id)
         within = jax.lax.broadcasted_iota(jnp.int32, (lanes.shape[0], block_size), 1)
         ids = jnp.where(within == 0, anchors[:, None], self.config.mask_token_id).reshape(-1)
-        if net.embedding is None:
-            embeddings = target.embed(ids)
-        else:
-            embeddings = jnp.take(net.embedding[...], ids, axis=0, mode="fill")
         page_table = target.cache.groups[0].page_table[rows]
         positions = (context_lengths[:, None] + within).reshape(-1)
         see = paged_blocks(self.config, positions, state.pages, page_table, context_lengths)
-        hidden = net.block(embeddings, positions, see, state.pages.dtype)
+        hidden = net.block(embedder(net, target)(ids), positions, see, state.pages.dtype)
         return hidden.reshape(lanes.shape[0], block_size, -1)
 
     def absorb(
@@ -197,15 +194,22 @@ def dflash(config: DFlashConfig, *, draft_length: int | None = None) -> DFlash:
       draft_length: draft tokens per proposal, 1 .. block_size - 1; None = all.
 
     Raises:
-      ValueError: draft_length out of range, or a config with a selector.
+      ValueError: draft_length out of range, or a config with a selector or heads.
 
     Source: DFlash (z-lab/dflash); SGLang 0.5.23, models/dflash.py.
     """
-    if config.selector is not None:
+    if config.selector is not None or config.head is not None or config.confidence is not None:
         raise ValueError(
-            f"config: expected a drafter without a candidate selector, got ({config.identity}); use dflash2()"
+            f"config: expected a drafter without a candidate selector or heads, got ({config.identity}); "
+            "use dflash2(), dspark() or domino()"
         )
     return DFlash(config=config, draft_length=checked_draft_length(config, draft_length))
+
+
+def embedder(net: DFlashNet, target: TargetView) -> Callable[[Array], Array]:
+    """What the network reads of token ids: the target's embeddings, or its own."""
+    own = net.embedding
+    return target.embed if own is None else lambda ids: jnp.take(own[...], ids, axis=0, mode="fill")
 
 
 def checked_draft_length(config: DFlashConfig, draft_length: int | None) -> int:

@@ -69,7 +69,8 @@ def grow(shape: TreeShape, first: Ranked, extend: Extend[State], state: State) -
       state: what the first call is given, for instance the keys and values of the rows so far.
 
     Returns:
-      A proposal of the shape's whole draft_length, without parents if it is a chain, and the last state.
+      A proposal of the shape's whole draft_length, without parents if it is a chain, whose confidence is
+      each draft token's probability; and the last state.
 
     Raises:
       ValueError: fewer candidates than the shape's width, or another number of rows than was asked for.
@@ -80,6 +81,7 @@ def grow(shape: TreeShape, first: Ranked, extend: Extend[State], state: State) -
     ranked = _checked(shape, first, 1)
     lanes, width = first.ids.shape[0], shape.width
     scores = [ranked.probs.reshape(lanes, -1)]  # per depth, of all candidates of that depth
+    probs = [scores[0]]  # the same, each given its parent
     tokens = [ranked.ids.reshape(lanes, -1)]
     parents = [jnp.full_like(tokens[0], -1)]  # among the candidates of all depths; -1 = the anchor
     frontier: Frontier | None = None
@@ -91,6 +93,7 @@ def grow(shape: TreeShape, first: Ranked, extend: Extend[State], state: State) -
         score = jnp.take_along_axis(scores[-1], picked, axis=1)[:, :, None] * ranked.probs
         before = sum(layer.shape[1] for layer in tokens[:-1])
         scores.append(score.reshape(lanes, -1))
+        probs.append(ranked.probs.reshape(lanes, -1))
         tokens.append(ranked.ids.reshape(lanes, -1))
         parents.append(jnp.repeat(before + picked, width, axis=1))
     kept = _keep(shape, jnp.concatenate(scores, axis=1))
@@ -98,6 +101,7 @@ def grow(shape: TreeShape, first: Ranked, extend: Extend[State], state: State) -
         tokens=jnp.take_along_axis(jnp.concatenate(tokens, axis=1), kept, axis=1),
         lengths=jnp.full((lanes,), shape.draft_length, jnp.int32),
         q=OneHot(),
+        confidence=jnp.take_along_axis(jnp.concatenate(probs, axis=1), kept, axis=1),
         parents=None if shape.is_chain else _parent_nodes(kept, jnp.concatenate(parents, axis=1)),
         tree_depth=0 if shape.is_chain else shape.draft_depth,
     )

@@ -23,6 +23,7 @@ def axis_sizes(config: DecoderConfig) -> dict[str, int]:
     return {
         "vocabulary": config.vocab_size,
         "hidden": config.hidden_size,
+        "embedding_and_hidden": 2 * config.hidden_size,
         "mlp": config.intermediate_size,
         "heads": config.num_heads * config.head_size,
         "kv_heads": config.num_kv_heads * config.head_size,
@@ -35,7 +36,7 @@ def _weight(config: DecoderConfig, dtype: jnp.dtype, *axes: str) -> nnx.Param[An
     return nnx.Param(jnp.zeros([sizes[axis] for axis in axes], dtype), axes=axes)
 
 
-def _norm(config: DecoderConfig, axis: str = "hidden") -> nnx.Param[Any]:
+def norm_weight(config: DecoderConfig, axis: str = "hidden") -> nnx.Param[Any]:
     return _weight(config, jnp.dtype(jnp.float32), axis)
 
 
@@ -86,20 +87,23 @@ def paged(config: DecoderConfig, pages: Pages, layer: int, sight: Sight) -> See:
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention over the cache and the in-flight nodes."""
+    """Grouped-query attention over the cache and the in-flight nodes.
 
-    def __init__(self, config: DecoderConfig, dtype: jnp.dtype):
+    It reads `inputs`: the hidden state, or (EAGLE-3) an embedding and the hidden state side by side.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: jnp.dtype, inputs: str = "hidden"):
         self.config = config
-        self.query = _weight(config, dtype, "hidden", "heads")
-        self.key = _weight(config, dtype, "hidden", "kv_heads")
-        self.value = _weight(config, dtype, "hidden", "kv_heads")
+        self.query = _weight(config, dtype, inputs, "heads")
+        self.key = _weight(config, dtype, inputs, "kv_heads")
+        self.value = _weight(config, dtype, inputs, "kv_heads")
         self.output = _weight(config, dtype, "heads", "hidden")
         self.query_bias = _weight(config, dtype, "heads") if config.qkv_bias else None
         self.key_bias = _weight(config, dtype, "kv_heads") if config.qkv_bias else None
         self.value_bias = _weight(config, dtype, "kv_heads") if config.qkv_bias else None
         self.output_bias = _weight(config, dtype, "hidden") if config.output_bias else None
-        self.query_norm = _norm(config, "head_size") if config.query_key_norm else None
-        self.key_norm = _norm(config, "head_size") if config.query_key_norm else None
+        self.query_norm = norm_weight(config, "head_size") if config.query_key_norm else None
+        self.key_norm = norm_weight(config, "head_size") if config.query_key_norm else None
 
     def __call__(
         self, x: Array, rotation: Rotation, see: See, kv_dtype: Any = None
@@ -160,12 +164,12 @@ class Layer(nnx.Module):
 
     def __init__(self, config: DecoderConfig, dtype: jnp.dtype):
         self.eps = config.norm_eps
-        self.attention_norm = _norm(config)
+        self.attention_norm = norm_weight(config)
         self.attention = Attention(config, dtype)
-        self.attention_out_norm = _norm(config) if config.sandwich_norms else None
-        self.mlp_norm = _norm(config)
+        self.attention_out_norm = norm_weight(config) if config.sandwich_norms else None
+        self.mlp_norm = norm_weight(config)
         self.mlp = Mlp(config, dtype)
-        self.mlp_out_norm = _norm(config) if config.sandwich_norms else None
+        self.mlp_out_norm = norm_weight(config) if config.sandwich_norms else None
 
     def __call__(
         self, x: Array, rotation: Rotation, see: See, kv_dtype: Any = None
@@ -194,7 +198,7 @@ class Decoder(nnx.Module):
         self.head = _weight(config, dtype, "hidden", "vocabulary")
         self.embedding = None if config.tied_head else _weight(config, dtype, "vocabulary", "hidden")
         self.layers = nnx.List([Layer(config, dtype) for _ in range(config.num_layers)])
-        self.norm = _norm(config)
+        self.norm = norm_weight(config)
 
     def embed(self, ids: Array) -> Array:
         """[*batch] ids to [*batch, hidden], scaled. Ids outside the vocabulary give NaN."""

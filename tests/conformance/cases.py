@@ -26,6 +26,14 @@ from conformance.dflash2_cases import (
     run_selector_conv,
 )
 from conformance.dflash_cases import dflash_names, run_dflash_case
+from conformance.eagle_cases import run_eagle3
+from conformance.eagle_training_cases import (
+    run_eagle3_training,
+    run_eagle3_updates,
+    run_eagle_training,
+    run_peagle_training,
+    run_vocab_mapping,
+)
 from conformance.schedule_cases import (
     run_allotment,
     run_budget,
@@ -37,10 +45,21 @@ from conformance.schedule_cases import (
     run_temperature_fit,
     run_temperature_scaling,
 )
+from conformance.sequential_cases import (
+    dspark_names,
+    run_domino_rollout,
+    run_dspark_case,
+    run_markov_sample,
+)
+from conformance.sequential_training_cases import run_domino_training, run_dspark_training
 from conformance.target_cases import run_target_case
+from conformance.tree_cases import run_grammar_tree, run_greedy_trees, run_tree_build, run_tree_sampling
 from conformance.verify_cases import run_chain_rejection, run_greedy_chain, run_target_probs
 
 from jspec.checkpoints.dflash import ARCHITECTURE, ARCHITECTURE_2
+from jspec.checkpoints.dflash_config import DEEPSPEC as DEEPSPEC_DSPARK
+from jspec.checkpoints.eagle_config import DEEPSPEC, EAGLE, EAGLE3, PEAGLE, architecture_of
+from jspec.checkpoints.sequential_config import DOMINO, DSPARK
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +115,17 @@ def train_check(path: Path) -> Callable[[Path], None] | None:
         return run_temperature_fit
     if "adamw" in meta:
         return run_optimizer
-    if draft_architecture(path) not in ([ARCHITECTURE], [ARCHITECTURE_2]):
+    if {"d2t", "t2d", "counts"} <= outputs:
+        return run_vocab_mapping
+    eagle = eagle_check(path, outputs)
+    if eagle is not None:
+        return eagle
+    architecture = draft_architecture(path)
+    if "block_keep_mask" in outputs and architecture in ([DSPARK], [DEEPSPEC_DSPARK]):
+        return run_dspark_training
+    if "block_keep_mask" in outputs and architecture == [DOMINO]:
+        return run_domino_training
+    if architecture not in ([ARCHITECTURE], [ARCHITECTURE_2]):
         return None
     if {"losses", "grad_norms"} <= outputs:
         return run_block_updates
@@ -109,6 +138,18 @@ def train_check(path: Path) -> Callable[[Path], None] | None:
     if any(name.endswith(".loss_weights") for name in outputs):
         return run_dflash2_objectives
     return None
+
+
+def eagle_check(path: Path, outputs: set[str]) -> Callable[[Path], None] | None:
+    """The check of a case whose drafter is an EAGLE's, EAGLE-3's or P-EAGLE's."""
+    kind = architecture_of({"architectures": draft_architecture(path)})
+    if kind == EAGLE and {"loss", "vloss"} <= outputs:
+        return run_eagle_training
+    if kind == PEAGLE and "anchor_pos" in outputs:
+        return run_peagle_training
+    if kind in (EAGLE3, DEEPSPEC) and {"losses", "grad_norms"} <= outputs:
+        return run_eagle3_updates
+    return run_eagle3_training if kind in (EAGLE3, DEEPSPEC) and "loss" in outputs else None
 
 
 def draft_architecture(path: Path) -> list[str] | None:
@@ -126,7 +167,9 @@ def is_target_case(path: Path) -> bool:
 def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
     """The check of a serve kind; of the f_ kinds by the architecture in their configuration."""
     known = {
-        "b_greedy_verify": run_greedy_chain,
+        "a_tree_build": run_tree_build,
+        "b_greedy_verify": run_greedy,
+        "b_tree_sampling_target_only": run_tree_sampling,
         "c_chain_rejection": run_chain_rejection,
         "d_accept": run_cut_acceptance,
         "d_budget": run_budget,
@@ -137,16 +180,30 @@ def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
         "d_sts": run_temperature_scaling,
         "e_dflash2_selector_conv": run_selector_conv,
         "x_misc": run_profiler,
+        "x_domino_rollout": run_domino_rollout,
+        "x_markov_sample": run_markov_sample,
+        "x_grammar_tree": run_grammar_tree,
         "x_target_probs": run_target_probs,
     }
     if kind in known:
         return known[kind]
+    name = kind.removeprefix("g_eagle3_")
+    if name != kind and (serve / "g_configs.json").is_file():
+        return lambda folder: run_eagle3(folder, name)
     name = kind.removeprefix("f_")
     if name != kind and (serve / "f_configs.json").is_file() and name in dflash_names(serve):
         return lambda folder: run_dflash_case(folder, name)
     if name != kind and (serve / "f_configs.json").is_file() and name in dflash2_names(serve):
         return lambda folder: run_dflash2_case(folder, name)
+    if name != kind and (serve / "f_configs.json").is_file() and name in dspark_names(serve):
+        return lambda folder: run_dspark_case(folder, name)
     return None
+
+
+def run_greedy(folder: Path) -> None:
+    """Chains, and the trees of the file beside it."""
+    run_greedy_chain(folder)
+    run_greedy_trees(folder)
 
 
 def tensor_names(path: Path) -> set[str]:

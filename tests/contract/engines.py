@@ -4,11 +4,13 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
-from contract.drafters import Cut, Drawn, tiny_dflash2
+from contract.drafters import Cut, Drawn, WrongRow, tiny_dflash2, tiny_domino, tiny_dspark
+from contract.tree_drafters import Branches, Confident
 
 from jspec.decode import Method, Models
 from jspec.drafters.ngram import ngram
 from jspec.drafters.plain import plain
+from jspec.drafters.tree_shape import dynamic_tree, static_tree
 from jspec.engine import Engine
 from jspec.targets.table import TableTarget
 
@@ -24,6 +26,9 @@ TABLE = table()
 # The drafter's own table: near the target's, but not it.
 DRAFT_TABLE = (TABLE + 0.7 * table(1)).astype(np.float32)
 
+# Leaves at every depth, and a longest path through last children.
+FORK = static_tree([[0], [1], [2], [0, 0], [1, 0], [1, 1], [1, 1, 0], [1, 1, 1]])
+
 DRAFTERS = {
     "plain": (plain(), ()),
     "ngram": (ngram(draft_length=M, min_n=1, max_n=3), ()),
@@ -35,21 +40,34 @@ DRAFTERS = {
     "sparse": (Drawn(draft_length=M, sparse=True), (jnp.asarray(DRAFT_TABLE),)),
     "varying": (Drawn(draft_length=M, sparse=False, varying=True), (jnp.asarray(DRAFT_TABLE),)),
     "dflash2": tiny_dflash2(VOCABULARY, M),
+    "dspark": tiny_dspark(VOCABULARY, M),
+    "fork": (Branches(shape=FORK, right=3), ()),
+    "tree": (
+        Confident(shape=dynamic_tree(width=3, depth=3, draft_length=7)),
+        (jnp.asarray(DRAFT_TABLE),),
+    ),
 }
 
-# Apart from the others, because without a schedule it is "dense".
-WITH_CONFIDENCE = {
+
+# Drafters of single tests. "confident" is "dense" but for a schedule; Domino drafts as DSpark does but for its head and its pool; the other is a fault that
+# has to be seen.
+OTHERS = {
     "confident": (
         Drawn(draft_length=M, sparse=False),
         (jnp.asarray(DRAFT_TABLE), jnp.asarray(np.linspace(0.05, 0.95, VOCABULARY, dtype=np.float32))),
+    ),
+    "domino": tiny_domino(VOCABULARY, M),
+    "wrong row": (
+        WrongRow(config=DRAFTERS["dspark"][0].config, draft_length=M),
+        DRAFTERS["dspark"][1],
     ),
 }
 
 
 def engine(drafter: str, target_table: np.ndarray = TABLE, **options) -> Engine:
     """A fresh engine on the table target."""
-    method_drafter, params = (DRAFTERS | WITH_CONFIDENCE)[drafter]
-    if isinstance(method_drafter, Cut):
+    method_drafter, params = (DRAFTERS | OTHERS)[drafter]
+    if isinstance(method_drafter, Cut | Branches):
         params = (jnp.asarray(target_table),)
     block_verification = options.pop("block_verification", False)
     return Engine(

@@ -160,14 +160,30 @@ def test_stored_features_train_like_captured_ones(recipe, target, data, tmp_path
     assert captured.losses == pytest.approx(stored.losses, rel=1e-5)
 
 
-def test_other_layers_than_the_stored_ones_are_refused(recipe, target, data, tmp_path):
+def test_stored_states_are_chosen_by_name(recipe, target, data, tmp_path):
     from jspec_train.samples import open_samples
 
     loaded = load_target(target, dtype="float32")
-    chosen = Capture(target=loaded.target, names=layer_outputs((2, 0)), dtype="float32")
+    chosen = Capture(
+        target=loaded.target, names=("final_norm", "layer.2", "layer.1", "layer.0"), dtype="float32"
+    )
+    capture_to_store(chosen, loaded.params, open_samples(data / "train"), tmp_path / "features")
+    run = open_run(recipe(data={"train": str(tmp_path / "features")}))
+    assert run.source.header.features.names == ("layer.0", "layer.2")
+    stored = open_samples(tmp_path / "features")[3].features
+    width = loaded.target.hidden_size
+    wanted = np.concatenate([stored[:, 3 * width :], stored[:, width : 2 * width]], axis=1)
+    np.testing.assert_array_equal(run.source[3].features, wanted)
+
+
+def test_states_that_are_not_stored_are_refused(recipe, target, data, tmp_path):
+    from jspec_train.samples import open_samples
+
+    loaded = load_target(target, dtype="float32")
+    chosen = Capture(target=loaded.target, names=layer_outputs((0, 1)), dtype="float32")
     capture_to_store(chosen, loaded.params, open_samples(data / "train"), tmp_path / "features")
     with pytest.raises(
-        ValueError, match=r"data.train: expected features \['layer.0', 'layer.2'\].*layer.2.*layer.0"
+        ValueError, match=r"data.train: expected features \['layer.0', 'layer.2'\], .* without layer.2 in"
     ):
         open_run(recipe(data={"train": str(tmp_path / "features")}))
 

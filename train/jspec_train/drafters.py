@@ -1,14 +1,14 @@
-"""The drafter that a recipe describes: its sizes, and the weights to start from."""
+"""What a recipe says about a drafter's sizes, and what follows from the target where it says nothing."""
 
-import numpy as np
+from pathlib import Path
 
 from jspec.drafters.dflash2_layers import Convolution, Selector
 from jspec.drafters.dflash_init import dflash_config_for
 from jspec.drafters.dflash_net import DFlashConfig
+from jspec.net import NetConfig
 from jspec.targets.config import DecoderConfig
 from jspec.text.tokenizer import Tokenizer
-from jspec_train.data.batches import Samples
-from jspec_train.recipe import DrafterPart
+from jspec_train.recipe_parts import DrafterPart
 
 
 def default_layer_ids(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
@@ -79,23 +79,9 @@ def mask_token(given: int | None, tokenizer: Tokenizer, vocab_size: int) -> int:
     )
 
 
-def draft_vocabulary(source: Samples, size: int, vocab_size: int) -> np.ndarray:
-    """The `size` ids that are trained on most often, ascending; ties go to the lower id, also among unseen ones.
-
-    Args:
-      source: the training data; all of it is read.
-      size: ids wanted.
-      vocab_size: of the target.
-
-    Raises:
-      ValueError: more ids than the target has.
-    """
-    if size > vocab_size:
-        raise ValueError(
-            f"drafter.vocabulary: expected at most {vocab_size} ids, the target's vocabulary, got {size}; lower it"
-        )
-    counts = np.zeros(vocab_size, np.int64)
-    for index in range(len(source)):
-        sample = source[index]
-        counts += np.bincount(sample.ids[sample.loss_mask], minlength=vocab_size)
-    return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
+def other_sizes(wanted: NetConfig, held: NetConfig, folder: Path) -> ValueError:
+    """The error for weights of another network."""
+    return ValueError(
+        f"training.warm_start: expected a drafter ({wanted.identity}), got ({held.identity}) in {folder}; "
+        "use its sizes, or start fresh"
+    )

@@ -1,4 +1,4 @@
-"""A training run as one YAML file: every setting, its default, and what is refused."""
+"""A training run as one YAML file: which sections a method has, and what of them goes together."""
 
 import types
 from collections.abc import Mapping, Sequence
@@ -6,138 +6,33 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-Method = Literal["dflash", "dflash2"]
-
-
-class Part(BaseModel):
-    """A section: unknown keys are errors, and nothing changes once it is read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DataPart(Part):
-    """What is trained on. Folders of `jspec prepare`, or of `jspec capture`."""
-
-    train: str
-    validation: str | None = None
-    max_length: int | None = Field(default=None, ge=2)  # tokens per row; None = the longest sample
-    pack: bool = False  # several documents per row of max_length tokens
-    bucket: int = Field(default=64, ge=1)  # rows that are not packed are padded to a multiple of this
-
-
-class ConvolutionPart(Part):
-    """DFlash 2's convolution."""
-
-    taps: int = Field(default=2, ge=1)
-    group_size: int = Field(default=16, ge=1)
-
-
-class SelectorPart(Part):
-    """DFlash 2's candidate selector."""
-
-    rank: int = Field(default=256, ge=1)
-    top_k: int = Field(default=16, ge=1)
-
-
-class DrafterPart(Part):
-    """Sizes of the drafter. What is None is the target's."""
-
-    num_layers: int = Field(default=1, ge=1)
-    block_size: int = Field(default=8, ge=2)
-    target_layer_ids: tuple[int, ...] | None = None  # None = spread evenly over the target's layers
-    mask_token_id: int | None = Field(
-        default=None, ge=0
-    )  # None = the tokenizer's mask token, or a free embedding row
-    intermediate_size: int | None = Field(default=None, ge=1)
-    num_heads: int | None = Field(default=None, ge=1)
-    num_kv_heads: int | None = Field(default=None, ge=1)
-    head_size: int | None = Field(default=None, ge=1)
-    window: int | None = Field(default=None, ge=1)
-    layer_kinds: tuple[Literal["full", "window"], ...] | None = (
-        None  # None = all full, or all window with a window
-    )
-    convolution: ConvolutionPart | None = None
-    selector: SelectorPart | None = None
-    vocabulary: int | None = Field(
-        default=None, ge=2
-    )  # draft only the most frequent ids of the training data
-
-
-class ObjectivePart(Part):
-    """See `jspec.objectives.dflash.DFlashObjective`."""
-
-    num_anchors: int = Field(default=512, ge=1)
-    loss: Literal["cross_entropy", "lk_alpha", "lk_lambda", "lk_tv"] = "cross_entropy"
-    weighting: Literal["position", "dpace", "dpace_cumulative", "dpace_continuation"] = "position"
-    gamma: float | None = Field(default=None, gt=0)
-    dpace_alpha: float = Field(default=0.5, ge=0, le=1)
-    kl_scale: float = Field(default=1.0, ge=0)
-    kl_decay: float = Field(default=1.0, ge=0)
-    chunk_blocks: int = Field(default=128, ge=1)
-    selector_alpha: float = Field(default=1.0, ge=0)
-    selector_warmup_ratio: float = Field(default=0.0, ge=0, le=1)
-    selector_ramp_ratio: float = Field(default=0.0, ge=0, le=1)
-    selector_stop_gradient: bool = False
-
-
-class OptimizerPart(Part):
-    """AdamW."""
-
-    learning_rate: float = Field(default=6e-4, gt=0)
-    schedule: Literal["cosine", "constant", "cosine_chained"] = "cosine"
-    warmup_ratio: float = Field(default=0.04, ge=0, lt=1)
-    max_grad_norm: float | None = Field(default=1.0, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    b1: float = Field(default=0.9, ge=0, lt=1)
-    b2: float = Field(default=0.999, ge=0, lt=1)
-
-
-class TrainingPart(Part):
-    """Length and shape of the run."""
-
-    epochs: int = Field(default=1, ge=1)
-    max_steps: int | None = Field(default=None, ge=1)  # ends earlier; the schedule ends with it
-    batch_size: int = Field(default=8, ge=1)  # rows per micro-batch, over all devices
-    accumulation: int = Field(default=1, ge=1)  # micro-batches per update
-    dtype: Literal["float32", "bfloat16"] = (
-        "bfloat16"  # of target, weights and activations; masters are float32
-    )
-    seed: int = 0
-    gradient_checkpointing: bool = False
-    start: Literal["fresh", "target"] = "fresh"  # "target": see `jspec.drafters.dflash_init.init_from_target`
-    warm_start: str | None = None  # folder of a drafter to take the weights from
-
-
-class EvaluationPart(Part):
-    """What decides which checkpoint is the best."""
-
-    every: int = Field(default=500, ge=1)  # updates
-    loss_batches: int = Field(default=8, ge=1)  # of the validation data
-    prompts: int = Field(
-        default=16, ge=0
-    )  # validation prompts to decode; 0 = none, and the last checkpoint is the best
-    max_tokens: int = Field(default=64, ge=1)
-    draft_length: int | None = Field(default=None, ge=1)
-
-
-class CheckpointPart(Part):
-    """What is kept."""
-
-    every: int = Field(default=500, ge=1)  # updates
-    keep: int = Field(default=2, ge=1)  # the last ones; the best is kept besides
+from jspec_train.recipe_parts import (
+    CheckpointPart,
+    DataPart,
+    DrafterPart,
+    Eagle3DrafterPart,
+    Eagle3ObjectivePart,
+    EagleDrafterPart,
+    EagleObjectivePart,
+    EvaluationPart,
+    ObjectivePart,
+    OptimizerPart,
+    Part,
+    PEagleDrafterPart,
+    PEagleObjectivePart,
+    TrainingPart,
+)
 
 
 class Recipe(Part):
-    """All of a run."""
+    """What every method has. Each adds its own `drafter` and `objective`."""
 
-    method: Method
+    method: str
     target: str | None = None  # model folder, hub id or .gguf file; None = the embedded model
     output: str
     data: DataPart
-    drafter: DrafterPart = DrafterPart()
-    objective: ObjectivePart = ObjectivePart()
     optimizer: OptimizerPart = OptimizerPart()
     training: TrainingPart = TrainingPart()
     evaluation: EvaluationPart = EvaluationPart()
@@ -147,7 +42,23 @@ class Recipe(Part):
     wandb: str | None = None  # project
 
     @model_validator(mode="after")
-    def _check(self) -> "Recipe":
+    def _check_start(self) -> "Recipe":
+        if self.training.warm_start is not None and self.training.start != "fresh":
+            raise ValueError(
+                "training.start: expected fresh with a warm_start, which brings the weights; drop one of them"
+            )
+        return self
+
+
+class DFlashRecipe(Recipe):
+    """A DFlash or DFlash 2 run."""
+
+    method: Literal["dflash", "dflash2"]
+    drafter: DrafterPart = DrafterPart()
+    objective: ObjectivePart = ObjectivePart()
+
+    @model_validator(mode="after")
+    def _check(self) -> "DFlashRecipe":
         drafter = self.drafter
         second = drafter.convolution is not None or drafter.selector is not None
         if self.method == "dflash" and second:
@@ -164,13 +75,62 @@ class Recipe(Part):
             raise ValueError(
                 f"drafter.layer_kinds: expected {drafter.num_layers} (num_layers), got {len(drafter.layer_kinds)}"
             )
-        if self.training.warm_start is not None and self.training.start != "fresh":
-            raise ValueError(
-                "training.start: expected fresh with a warm_start, which brings the weights; drop one of them"
-            )
         if self.objective.weighting != "position" and self.objective.gamma is not None:
             raise ValueError("objective.gamma: expected None with a dpace weighting; drop one of them")
         return self
+
+
+class EagleRecipe(Recipe):
+    """An EAGLE run."""
+
+    method: Literal["eagle"]
+    drafter: EagleDrafterPart = EagleDrafterPart()
+    objective: EagleObjectivePart = EagleObjectivePart()
+
+
+class Eagle3Recipe(Recipe):
+    """An EAGLE-3 run."""
+
+    method: Literal["eagle3"]
+    drafter: Eagle3DrafterPart = Eagle3DrafterPart()
+    objective: Eagle3ObjectivePart = Eagle3ObjectivePart()
+
+    @model_validator(mode="after")
+    def _check(self) -> "Eagle3Recipe":
+        _check_eagle3(self.drafter)
+        return self
+
+
+class PEagleRecipe(Recipe):
+    """A P-EAGLE run."""
+
+    method: Literal["peagle"]
+    drafter: PEagleDrafterPart = PEagleDrafterPart()
+    objective: PEagleObjectivePart = PEagleObjectivePart()
+
+    @model_validator(mode="after")
+    def _check(self) -> "PEagleRecipe":
+        _check_eagle3(self.drafter)
+        if self.training.start != "fresh":
+            raise ValueError(
+                f"training.start: expected fresh with method peagle, got {self.training.start}; its rows are no steps "
+                "that the target's layers know"
+            )
+        return self
+
+
+RECIPES: Mapping[str, type[Recipe]] = {
+    "dflash": DFlashRecipe,
+    "dflash2": DFlashRecipe,
+    "eagle": EagleRecipe,
+    "eagle3": Eagle3Recipe,
+    "peagle": PEagleRecipe,
+}
+
+
+def _check_eagle3(drafter: Eagle3DrafterPart) -> None:
+    if drafter.feature_norms and drafter.norm_before_fc:
+        raise ValueError("drafter.norm_before_fc: expected false with feature_norms, got true; choose one")
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -204,13 +164,14 @@ def recipe_of(values: Mapping[str, Any], where: str) -> Recipe:
     Raises:
       ValueError: as for `read_recipe`.
     """
+    kind = recipe_class(values.get("method"), where)
     try:
-        return Recipe.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as problem:
         first = problem.errors()[0]
         name = ".".join(str(part) for part in first["loc"]) or where
         if first["type"] == "extra_forbidden":
-            known = ", ".join(_fields(first["loc"][:-1]))
+            known = ", ".join(_fields(kind, first["loc"][:-1]))
             raise ValueError(
                 f"{where}: {name}: expected one of {known}, got an unknown key; check its spelling"
             ) from None
@@ -223,9 +184,20 @@ def recipe_of(values: Mapping[str, Any], where: str) -> Recipe:
         ) from None
 
 
-def _fields(path: Sequence[int | str]) -> list[str]:
+def recipe_class(method: Any, where: str) -> type[Recipe]:
+    """The recipe of a method.
+
+    Raises:
+      ValueError: there is no such method; lists them.
+    """
+    if not isinstance(method, str) or method not in RECIPES:
+        raise ValueError(f"{where}: method: expected one of {', '.join(RECIPES)}, got {method!r}; name one")
+    return RECIPES[method]
+
+
+def _fields(recipe: type[Recipe], path: Sequence[int | str]) -> list[str]:
     """Settings of a section."""
-    part: Any = Recipe
+    part: Any = recipe
     for name in path:
         annotation = part.model_fields[str(name)].annotation
         members = annotation.__args__ if isinstance(annotation, types.UnionType) else (annotation,)

@@ -7,34 +7,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jspec.capture import Capture
-from jspec.checkpoints.dflash import load_dflash
+from jspec.checkpoints.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
 from jspec.checkpoints.target import LoadedTarget, load_target
-from jspec.drafters.dflash import dflash_leaves
-from jspec.drafters.dflash_init import init_dflash_params, init_from_target, upgrade_dflash_params
-from jspec.drafters.dflash_net import DFlashConfig
-from jspec.features import layer_outputs
 from jspec.loading import resolve
 from jspec.net import Params
 from jspec.objectives.batch import TrainBatch
-from jspec.objectives.dflash import DFlashObjective, SelectorTerm
 from jspec.objectives.frozen import DraftTables, FrozenTarget, Tables, draft_tables
 from jspec.sharding import make_mesh
 from jspec.text.tokenizer import Tokenizer, load_tokenizer
 from jspec_train.data.batches import batches
-from jspec_train.data.supervision import longest_run
-from jspec_train.drafters import draft_vocabulary, drafter_config, mask_token
 from jspec_train.feature_store import weights_fingerprint
 from jspec_train.loop import BatchIterator
+from jspec_train.methods.choose import method_of
+from jspec_train.methods.protocol import TrainedMethod
 from jspec_train.optimizer import adamw, learning_rate_schedule
 from jspec_train.recipe import Recipe
 from jspec_train.samples import SampleSource, open_samples
-from jspec_train.step import FROZEN, Trainer
-
-_LOOKED_AT = 1000  # samples that are read before the start
+from jspec_train.step import Trainer
+from jspec_train.vocabulary import draft_vocabulary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +37,8 @@ class Run:
     recipe: Recipe
     loaded: LoadedTarget
     tokenizer: Tokenizer
-    config: DFlashConfig
+    method: TrainedMethod
+    vocabulary: DraftVocabulary | None  # of a drafter that drafts a part of the ids
     trainer: Trainer
     target: Tables  # on the mesh
     start_params: Params  # leaves before the first update
@@ -56,8 +50,8 @@ class Run:
     @property
     def frozen(self) -> Params:
         """Leaves that are not trained."""
-        leaves = self.trainer.leaves
-        return tuple(p for p, leaf in zip(self.start_params, leaves, strict=True) if leaf.path in FROZEN)
+        leaves, frozen = self.trainer.leaves, self.trainer.frozen
+        return tuple(p for p, leaf in zip(self.start_params, leaves, strict=True) if leaf.path in frozen)
 
     @property
     def data_identity(self) -> Mapping[str, Any]:
@@ -67,6 +61,7 @@ class Run:
             "samples": self.source.counts.samples,
             "target": self.loaded.target.identity,
             "target_weights": weights_fingerprint(self.loaded.params),
+            "draft_vocabulary": None if self.vocabulary is None else self.vocabulary.key,
         }
 
     def batches(self, source: SampleSource, *, epochs: int | None, shuffle: bool = True) -> BatchIterator:
@@ -107,14 +102,13 @@ def open_run(recipe: Recipe, *, progress: Callable[[str], None] = lambda _: None
     for name, one in (("data.train", source), ("data.validation", validation)):
         if one is not None:
             _check_data(name, one, tokenizer, loaded)
-    mask_token_id = mask_token(recipe.drafter.mask_token_id, tokenizer, loaded.target.vocab_size)
-    config = drafter_config(recipe.drafter, loaded.target.config, mask_token_id)
-    names = layer_outputs(config.target_layer_ids)
-    for name, one in (("data.train", source), ("data.validation", validation)):
-        if one is not None and one.header.features is not None:
-            _check_features(name, one, names, loaded)
+    method = method_of(recipe, tokenizer, loaded.target.config)
+    names = method.captured
+    source = _with_states("data.train", source, names, loaded)
+    if validation is not None:
+        validation = _with_states("data.validation", validation, names, loaded)
     progress("looking at samples")
-    _look_at(source, config)
+    method.check_samples(source)
     mesh = make_mesh(tensor=1, data=len(jax.devices()))
     devices = mesh.shape["data"]
     if recipe.training.batch_size % devices:
@@ -135,20 +129,24 @@ def open_run(recipe: Recipe, *, progress: Callable[[str], None] = lambda _: None
     target_params = jax.device_put(loaded.params, NamedSharding(mesh, PartitionSpec()))
     loaded = dataclasses.replace(loaded, params=target_params)
     progress("making the drafter")
-    leaves = dflash_leaves(config, dtype)
+    leaves = method.leaves(dtype)
     target = FrozenTarget(params=target_params, target=loaded.target)
-    start_params = _start_params(recipe, config, source, loaded)
+    vocabulary = _vocabulary(recipe, method, source, loaded.target.vocab_size)
+    start_params = _start_params(recipe, method, vocabulary, loaded)
     tables: Tables = target
-    if config.draft_vocab_size is not None:
+    if method.draft_vocab_size is not None:
         (draft_ids,) = (p for p, leaf in zip(start_params, leaves, strict=True) if leaf.path == "draft_ids")
         tables = draft_tables(target, loaded.target.hidden_size, draft_ids, loaded.target.vocab_size)
     return Run(
         recipe=recipe,
         loaded=loaded,
         tokenizer=tokenizer,
-        config=config,
+        method=method,
+        vocabulary=vocabulary,
         trainer=Trainer(
-            objective=_objective(recipe, config, total_steps),
+            objective=method.objective(total_steps),
+            held_out=method.held_out_objective(total_steps),
+            frozen=method.frozen,
             optimizer=_optimizer(recipe, total_steps),
             leaves=leaves,
             mesh=mesh,
@@ -177,35 +175,19 @@ def _check_data(name: str, source: SampleSource, tokenizer: Tokenizer, loaded: L
         )
 
 
-def _check_features(name: str, source: SampleSource, names: Sequence[str], loaded: LoadedTarget) -> None:
-    """The stored features are what this drafter would read of this very target."""
+def _with_states(name: str, source: SampleSource, names: Sequence[str], loaded: LoadedTarget) -> SampleSource:
+    """The source with the states that are trained on, in their order, if it has stored ones of this very target."""
     contract = source.header.features
-    assert contract is not None
+    if contract is None:
+        return source
     contract.check(loaded.target)
-    if contract.names != tuple(names):
+    missing = [state for state in names if state not in contract.names]
+    if missing:
         raise ValueError(
-            f"{name}: expected features {list(names)} (drafter.target_layer_ids), got {list(contract.names)} in "
+            f"{name}: expected features {list(names)}, got {list(contract.names)} without {missing[0]} in "
             f"{source.folder}; capture them again, or train on those layers"
         )
-
-
-def _look_at(source: SampleSource, config: DFlashConfig) -> None:
-    """Finds data that cannot be meant, before hours are spent on it."""
-    count = min(len(source), _LOOKED_AT)
-    longest = 0
-    for index in range(count):
-        sample = source[index]
-        longest = max(longest, longest_run(sample.loss_mask))
-        if np.any(sample.ids == config.mask_token_id):
-            raise ValueError(
-                f"drafter.mask_token_id: expected an id that no text has, got {config.mask_token_id}, which is in sample "
-                f"{sample.id}; choose a token that is never used"
-            )
-    if longest < config.block_size:
-        raise ValueError(
-            f"drafter.block_size: expected at most {longest}, the longest stretch of supervised tokens in the first "
-            f"{count} samples, got {config.block_size}; its last rows would never be trained: lower it"
-        )
+    return source.select(names)
 
 
 def _total_steps(recipe: Recipe, source: SampleSource) -> int:
@@ -228,30 +210,6 @@ def _total_steps(recipe: Recipe, source: SampleSource) -> int:
     return steps
 
 
-def _objective(recipe: Recipe, config: DFlashConfig, total_steps: int) -> DFlashObjective:
-    part = recipe.objective
-    return DFlashObjective(
-        config=config,
-        num_anchors=part.num_anchors,
-        loss=part.loss,
-        weighting=part.weighting,
-        gamma=part.gamma,
-        dpace_alpha=part.dpace_alpha,
-        kl_scale=part.kl_scale,
-        kl_decay=part.kl_decay,
-        selector=SelectorTerm(
-            alpha=part.selector_alpha,
-            warmup_ratio=part.selector_warmup_ratio,
-            ramp_ratio=part.selector_ramp_ratio,
-            stop_gradient=part.selector_stop_gradient,
-        ),
-        total_steps=total_steps,
-        chunk_blocks=part.chunk_blocks,
-        recompute=recipe.training.gradient_checkpointing,
-        data_axis="data",
-    )
-
-
 def _optimizer(recipe: Recipe, total_steps: int) -> Any:
     part = recipe.optimizer
     schedule = learning_rate_schedule(
@@ -265,31 +223,35 @@ def _optimizer(recipe: Recipe, total_steps: int) -> Any:
     )
 
 
-def _start_params(recipe: Recipe, config: DFlashConfig, source: SampleSource, loaded: LoadedTarget) -> Params:
+def _vocabulary(
+    recipe: Recipe, method: TrainedMethod, source: SampleSource, vocab_size: int
+) -> DraftVocabulary | None:
+    """What is drafted, and what it was counted on; None where all of the vocabulary is."""
+    size, folder = method.draft_vocab_size, recipe.training.warm_start
+    if size is None:
+        return None
+    if folder is None:
+        return draft_vocabulary(source, size, vocab_size, Path(recipe.output))
+    before = read_draft_vocabulary(Path(folder))
+    if before is not None:
+        before.check_tokenizer(source.header.tokenizer)
+    return before
+
+
+def _start_params(
+    recipe: Recipe, method: TrainedMethod, vocabulary: DraftVocabulary | None, loaded: LoadedTarget
+) -> Params:
     """Float32 leaves: fresh, or those of `training.warm_start`."""
     key = jax.random.fold_in(jax.random.key(recipe.training.seed), 2**31)
     folder = recipe.training.warm_start
     if folder is None:
-        size, vocab_size = config.draft_vocab_size, config.decoder.vocab_size
-        draft_ids = None if size is None else jnp.asarray(draft_vocabulary(source, size, vocab_size))
-        fresh = init_dflash_params(config, key, jnp.float32, draft_ids=draft_ids)
-        if recipe.training.start == "fresh":
-            return fresh
-        return init_from_target(config, fresh, loaded.target.config, loaded.params)
+        ids = None if vocabulary is None else jnp.asarray(vocabulary.ids, jnp.int32)
+        return method.fresh(key, ids, loaded)
     if not Path(folder).is_dir():
         raise FileNotFoundError(
             f"training.warm_start: expected a drafter's folder, got {folder!r}, which does not exist"
         )
-    before = load_dflash(folder, jnp.float32)
-    held = before.drafter.config
-    if held.selector is None and config.selector is not None:
-        return upgrade_dflash_params(held, before.params, config, key, jnp.float32)
-    if held != config:
-        raise ValueError(
-            f"training.warm_start: expected a drafter ({config.identity}), got ({held.identity}) in {folder}; "
-            "use its sizes, or start fresh"
-        )
-    return before.params
+    return method.warm(Path(folder), key)
 
 
 def _feature_dtype(dtype: jnp.dtype) -> str:

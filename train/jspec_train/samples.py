@@ -8,12 +8,14 @@ FOLDER/unfinished.json             only while the folder is being written: what 
 """
 
 import contextlib
+import copy
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+import numpy as np
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
@@ -202,10 +204,32 @@ class SampleSource:
     def __init__(self, folder: Path, state: Mapping[str, Any]):
         """Called by `open_samples`."""
         self.folder = folder
-        self.header = header_of(state["header"])
+        self.header = self._stored = header_of(state["header"])
         self.counts = Counts(**state["counts"])
         self.report: Mapping[str, Any] = state["report"]
         self._records = ArrayRecordDataSource([str(folder / shard["name"]) for shard in state["shards"]])
+        self._states: tuple[str, ...] | None = None  # of the stored ones, those that are handed out
+
+    def select(self, names: Sequence[str]) -> "SampleSource":
+        """The same samples with some of their states, in this order.
+
+        Raises:
+          ValueError: the samples have no features, or not one of these.
+        """
+        contract = self.header.features
+        missing = [name for name in names if contract is None or name not in contract.names]
+        if contract is None or missing:
+            raise ValueError(
+                f"features: expected {list(names)}, got {None if contract is None else list(contract.names)} in "
+                f"{self.folder}; capture them again"
+            )
+        width = contract.width // len(contract.names) * len(names)
+        chosen = copy.copy(self)
+        chosen.header = dataclasses.replace(
+            self.header, features=dataclasses.replace(contract, names=tuple(names), width=width)
+        )
+        chosen._stored, chosen._states = self._stored, tuple(names)
+        return chosen
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -222,8 +246,8 @@ class SampleSource:
         if not 0 <= index < len(self):
             raise IndexError(f"index: expected 0 to {len(self) - 1}, got {index}")
         sample = decode(self._records[index])
-        _check_fits(sample, self.header)
-        return sample
+        _check_fits(sample, self._stored)
+        return sample if self._states is None else _selected(sample, self._stored, self._states)
 
 
 def open_samples(folder: str | Path) -> SampleSource:
@@ -261,6 +285,15 @@ def open_samples(folder: str | Path) -> SampleSource:
             f"samples: expected {source.counts.samples} records in {folder}, got {len(source)}; prepare it again"
         )
     return source
+
+
+def _selected(sample: Sample, stored: Header, names: Sequence[str]) -> Sample:
+    assert sample.features is not None and stored.features is not None
+    if tuple(names) == stored.features.names:
+        return sample
+    states = np.split(sample.features, len(stored.features.names), axis=1)
+    wanted = [states[stored.features.names.index(name)] for name in names]
+    return dataclasses.replace(sample, features=np.concatenate(wanted, axis=1))
 
 
 def _check_fits(sample: Sample, header: Header) -> None:

@@ -12,28 +12,25 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jspec.net import Leaf, Params
 from jspec.objectives.batch import TrainBatch
-from jspec.objectives.blocks import Blocks
 from jspec.objectives.frozen import Tables
 from jspec.objectives.terms import Terms
 from jspec_train.optimizer import to_compute
 from pallas_kernels.pytree import pytree
 
-# Leaves that are copies of something frozen.
-FROZEN = frozenset({"embedding", "head", "draft_ids"})
 Capture = Callable[[Tables, TrainBatch], TrainBatch]
 
 
-class BlockObjective(Protocol):
+class Objective(Protocol):
     """What the step needs of an objective."""
 
-    def choose(self, batch: TrainBatch, key: Key[Array, ""]) -> Blocks:
-        """Random anchors of a batch."""
+    def choose(self, batch: TrainBatch, key: Key[Array, ""]) -> Any:
+        """Whatever is random about a batch, as arrays whose first axis is the batch's rows."""
         ...
 
     def terms(
-        self, params: Params, target: Any, batch: TrainBatch, blocks: Blocks, step: Int[Array, ""] | int = 0
+        self, params: Params, target: Any, batch: TrainBatch, chosen: Any, step: Int[Array, ""] | int = 0
     ) -> Terms:
-        """The loss over given anchors."""
+        """The loss over these choices."""
         ...
 
 
@@ -59,17 +56,19 @@ class StepReport:
 class Trainer:
     """The pure functions of a training run. Arrays are arguments; this holds what is static."""
 
-    objective: BlockObjective
+    objective: Objective
     optimizer: optax.GradientTransformation
     leaves: tuple[Leaf, ...]
     mesh: Mesh
     seed: int
     capture: Capture | None = None  # fills in the features of a batch that comes without
+    frozen: frozenset[str] = frozenset({"embedding", "draft_ids"})  # paths of leaves that are not trained
+    held_out: Objective | None = None  # of `evaluate`; None = the same objective
 
     @property
     def trainable(self) -> tuple[int, ...]:
         """Indices of the leaves that have a master."""
-        return tuple(i for i, leaf in enumerate(self.leaves) if leaf.path not in FROZEN)
+        return tuple(i for i, leaf in enumerate(self.leaves) if leaf.path not in self.frozen)
 
     def start(self, params: Params) -> TrainState:
         """The state before the first update, fully sharded over the mesh's `data` axis."""
@@ -123,36 +122,37 @@ class Trainer:
     def evaluate(
         self, state: TrainState, frozen: Params, target: Tables, batch: TrainBatch, key: Key[Array, ""]
     ) -> Terms:
-        """The loss of a batch, with anchors that depend on `key` alone; touches no random state of training."""
+        """The loss of a batch, with choices that depend on `key` alone; touches no random state of training."""
+        objective = self.held_out or self.objective
         batch = batch if self.capture is None else self.capture(target, batch)
-        blocks = self.objective.choose(batch, key)
+        chosen = objective.choose(batch, key)
 
         def local(
-            masters: Params, frozen: Params, target: Tables, batch: Any, blocks: Any, step: Any
+            masters: Params, frozen: Params, target: Tables, batch: Any, chosen: Any, step: Any
         ) -> Terms:
-            return self.objective.terms(self._join(masters, frozen), target, batch, blocks, step)
+            return objective.terms(self._join(masters, frozen), target, batch, chosen, step)
 
-        return self._over_data(local)(state.masters, frozen, target, batch, blocks, state.step)
+        return self._over_data(local)(state.masters, frozen, target, batch, chosen, state.step)
 
     def _gradients(
         self, state: TrainState, frozen: Params, target: Tables, batch: TrainBatch, key: Key[Array, ""]
     ) -> tuple[Terms, Params]:
         batch = batch if self.capture is None else self.capture(target, batch)
-        blocks = self.objective.choose(batch, key)
+        chosen = self.objective.choose(batch, key)
 
-        def local(masters: Params, frozen: Params, target: Tables, batch: Any, blocks: Any, step: Any) -> Any:
+        def local(masters: Params, frozen: Params, target: Tables, batch: Any, chosen: Any, step: Any) -> Any:
             def numerator(masters: Params) -> tuple[Array, Terms]:
-                terms = self.objective.terms(self._join(masters, frozen), target, batch, blocks, step)
+                terms = self.objective.terms(self._join(masters, frozen), target, batch, chosen, step)
                 return terms.numerator, terms
 
             (_, terms), grads = jax.value_and_grad(numerator, has_aux=True)(masters)
             return terms, grads
 
-        return self._over_data(local)(state.masters, frozen, target, batch, blocks, state.step)
+        return self._over_data(local)(state.masters, frozen, target, batch, chosen, state.step)
 
     def _join(self, masters: Params, frozen: Params) -> Params:
         trained, kept = iter(masters), iter(frozen)
-        held = tuple(next(kept if leaf.path in FROZEN else trained) for leaf in self.leaves)
+        held = tuple(next(kept if leaf.path in self.frozen else trained) for leaf in self.leaves)
         return to_compute(held, self.leaves)
 
     def _over_data(self, function: Callable[..., Any]) -> Callable[..., Any]:

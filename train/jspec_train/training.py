@@ -9,19 +9,16 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from jspec.checkpoints.dflash_save import save_dflash
+from jspec.checkpoints.draft_vocabulary import VOCABULARY_FILE
 from jspec.decode import Method, Models
-from jspec.drafters.dflash import dflash
-from jspec.drafters.dflash2 import dflash2
-from jspec.drafters.dflash_net import DFlashConfig
-from jspec.drafters.protocol import Drafter
 from jspec.engine import Engine
-from jspec.features import CONTRACT_FILE, feature_contract, layer_outputs
+from jspec.features import CONTRACT_FILE, feature_contract
 from jspec_train.checkpoints import Checkpoints
 from jspec_train.decoding import HeldOutPrompt, decode_held_out, prompts_of
 from jspec_train.loop import HostBatch, Job, Outcome, Watcher, loss_evaluation, train
 from jspec_train.run import Run
 from jspec_train.step import TrainState
+from jspec_train.vocabulary import keep_draft_vocabulary
 
 
 def train_run(
@@ -42,6 +39,8 @@ def train_run(
     """
     recipe, trainer = run.recipe, run.trainer
     checkpoints = Checkpoints(recipe.output, recipe, run.data_identity, resume=resume)
+    if run.vocabulary is not None:
+        keep_draft_vocabulary(run.vocabulary, Path(recipe.output))
     try:
         state = trainer.start(run.start_params)
         batches = run.batches(run.source, epochs=_epochs(run))
@@ -101,7 +100,7 @@ def engine_for(
     longest = max(len(prompt.ids) for prompt in prompts) + max_tokens
     params = run.trainer.params(run.trainer.start(run.start_params), run.frozen)
     return Engine(
-        method=Method(target=run.loaded.target, drafter=drafter_of(run.config, draft_length)),
+        method=Method(target=run.loaded.target, drafter=run.method.drafter(draft_length)),
         models=Models(target=run.loaded.params, drafter=params),
         tokenizer=run.tokenizer,
         eos_ids=run.loaded.eos_ids or run.tokenizer.eos_ids,
@@ -109,12 +108,6 @@ def engine_for(
         max_context=min(-(-longest // 128) * 128, run.loaded.target.max_context),
         cache_dtype=jnp.dtype(run.recipe.training.dtype),
     )
-
-
-def drafter_of(config: DFlashConfig, draft_length: int | None = None) -> Drafter:
-    """The drafter that decodes with such weights."""
-    make = dflash if config.selector is None else dflash2
-    return make(config, draft_length=draft_length)
 
 
 def export_best(run: Run, checkpoints: Checkpoints, folder: Path) -> int | None:
@@ -126,8 +119,7 @@ def export_best(run: Run, checkpoints: Checkpoints, folder: Path) -> int | None:
     assert restored is not None
     if folder.exists():  # of a run that was continued after it had ended
         shutil.rmtree(folder)
-    names = layer_outputs(run.config.target_layer_ids)
-    contract = feature_contract(run.loaded.target, names, run.recipe.training.dtype)
+    contract = feature_contract(run.loaded.target, run.method.features, run.recipe.training.dtype)
     origin = {
         "recipe": run.recipe.model_dump(mode="json"),
         "data": dict(run.data_identity),
@@ -138,8 +130,10 @@ def export_best(run: Run, checkpoints: Checkpoints, folder: Path) -> int | None:
         CONTRACT_FILE: json.dumps(dataclasses.asdict(contract), indent=1),
         "training.json": json.dumps(origin, indent=1),
     }
+    if run.vocabulary is not None:
+        files[VOCABULARY_FILE] = run.vocabulary.json()
     params = run.trainer.params(restored.state, run.frozen)
-    save_dflash(folder, run.config, params, files=files)
+    run.method.save(folder, params, files)
     return step
 
 

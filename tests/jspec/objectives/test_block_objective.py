@@ -14,7 +14,7 @@ from jspec.objectives.dflash import DFlashObjective, SelectorTerm
 from jspec.objectives.frozen import draft_tables
 from jspec.objectives.terms import summed_over_chunks
 from jspec.objectives.weights import dpace_weights
-from jspec_train.recipe import DrafterPart
+from jspec_train.recipe_parts import DrafterPart
 
 WIDTH = 2 * HIDDEN
 

@@ -31,7 +31,7 @@ from jspec.text.tokenizer import load_tokenizer
 from jspec_train.data.chat import Chat
 from jspec_train.drafters import drafter_config
 from jspec_train.optimizer import adamw, learning_rate_schedule
-from jspec_train.recipe import DrafterPart
+from jspec_train.recipe_parts import DrafterPart
 from jspec_train.sample import Sample
 from jspec_train.sample_header import Header
 from jspec_train.samples import SampleWriter

@@ -1,0 +1,222 @@
+"""The training loss of P-EAGLE: all depths in one pass, as mask rows beside the confirmed ones."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jspec.drafters.eagle_net import EagleConfig, EagleNet, eagle_net
+from jspec.net import Params
+from jspec.objectives.batch import TrainBatch
+from jspec.objectives.depth_samples import DepthSample, sample_depths
+from jspec.objectives.frozen import Tables
+from jspec.objectives.rollout_attention import blockwise
+from jspec.objectives.rollouts import all_places, rollout_rows, taken, visible_context
+from jspec.objectives.soft_labels import (
+    Teacher,
+    agreement,
+    check_tables,
+    read_teacher,
+    soft_labels,
+    split_features,
+)
+from jspec.objectives.terms import Terms, summed_over_chunks
+from jspec.targets.layers import See
+from pallas_kernels.pytree import pytree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PEagleObjective:
+    """The loss of a P-EAGLE drafter over a random sample of rows at every depth.
+
+    Cross-entropy with the target's distribution over the drafted ids, a mean over all rows whose best target id
+    can be drafted.
+
+    Source: SpecForge a6b6b023, algorithms/peagle. There, a batch is one document.
+    """
+
+    config: EagleConfig
+    depths: int = 8  # tokens that are drafted at once
+    ratio: float = 0.8  # see `jspec.objectives.depth_samples.sample_depths`
+    least: float = 0.2
+    chunk: int = 128  # rows whose logits are in memory at a time
+
+    def __post_init__(self) -> None:
+        if self.config.mask_token_id is None:
+            raise ValueError(
+                f"config: expected a P-EAGLE drafter with a mask token, got ({self.config.identity})"
+            )
+        if self.depths < 1 or self.chunk < 1:
+            raise ValueError(f"depths, chunk: expected at least 1, got {self.depths} and {self.chunk}")
+        for name in ("ratio", "least"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name}: expected above 0 and at most 1, got {getattr(self, name)}")
+
+    @property
+    def captured(self) -> tuple[str, ...]:
+        """What a batch's features hold: the drafter's states, then what the target's head reads."""
+        return (*self.config.features, "final_norm")
+
+    def choose(self, batch: TrainBatch, key: Key[Array, ""]) -> DepthSample:
+        """Random rows of a batch. The key is consumed."""
+        rows, tokens = batch.ids.shape
+        uniforms = jax.random.uniform(key, (rows, self.depths - 1, tokens))
+        return sample_depths(batch, uniforms, ratio=self.ratio, least=self.least)
+
+    def __call__(
+        self,
+        params: Params,
+        target: Tables,
+        batch: TrainBatch,
+        key: Key[Array, ""],
+        step: Int[Array, ""] | int = 0,
+    ) -> Terms:
+        """The loss over rows drawn with `key`, which is consumed; see `terms`."""
+        return self.terms(params, target, batch, self.choose(batch, key), step)
+
+    def terms(
+        self,
+        params: Params,
+        target: Tables,
+        batch: TrainBatch,
+        sample: DepthSample,
+        step: Int[Array, ""] | int = 0,
+    ) -> Terms:
+        """The loss over given rows.
+
+        Args:
+          params: leaves of the drafter, in the order of `jspec.drafters.eagle_net.eagle_leaves`.
+          target: embedding and head; `DraftTables` for a reduced vocabulary.
+          batch: tokens and features, as `captured` names them.
+          sample: the rows of depth 1 and deeper.
+          step: not used.
+
+        Raises:
+          ValueError: features of another width, or tables of another vocabulary.
+        """
+        check_tables(self.config.draft_vocab_size, target)
+        net = eagle_net(self.config, params)
+        _, last = split_features(self.config, batch)
+        states = parallel_states(net, target, batch, sample)
+        places, depths, keep = _rows(batch, sample)
+        row = rollout_rows(batch, places, depths)
+        supervised = row.supervised & keep
+        wanted = jnp.zeros(batch.ids.shape, jnp.bool_)
+        wanted = wanted.at[jnp.arange(places.shape[0])[:, None], row.teachers].max(supervised)
+        teacher = read_teacher(target, last, wanted)
+        order = jnp.argsort(~supervised, axis=1, stable=True)
+        work = _Work(
+            states=jnp.swapaxes(taken(states, order), 0, 1),
+            depths=taken(depths, order).T,
+            teachers=taken(row.teachers, order).T,
+            supervised=taken(supervised, order).T,
+        )
+        sums = summed_over_chunks(
+            lambda piece: self._sums(piece, net, target, teacher),
+            work,
+            chunk=-(-self.chunk // batch.ids.shape[0]),
+            live=jnp.any(work.supervised, axis=1),
+        )
+        return self._combine(sums)
+
+    def _sums(self, work: "_Work", net: EagleNet, target: Tables, teacher: Teacher) -> dict[str, Array]:
+        states = jnp.swapaxes(work.states, 0, 1)
+        logits = net.logits(states.reshape(-1, states.shape[2]), target.logits)
+        agreed = agreement(logits, soft_labels(target, teacher, work.teachers.T))
+        supervised = work.supervised.T.reshape(-1)
+        known = supervised & agreed.known
+        at_depth = work.depths.T.reshape(-1)[None] == jnp.arange(self.depths)[:, None]
+
+        def by_depth(values: Array) -> Array:
+            return jnp.sum(jnp.where(at_depth, values[None].astype(jnp.float32), 0), axis=1)
+
+        return {
+            "supervised": by_depth(supervised),
+            "known": by_depth(known),
+            "cross_entropy": by_depth(jnp.where(known, agreed.cross_entropy, 0)),
+            "acceptance": by_depth(jnp.where(known, agreed.acceptance, 0)),
+            "correct": by_depth(known & agreed.correct),
+        }
+
+    def _combine(self, sums: dict[str, Array]) -> Terms:
+        supervised, known = sums["supervised"], sums["known"]
+        metrics = {
+            "cross_entropy": (sums["cross_entropy"], known),
+            "accuracy": (sums["correct"], supervised),
+            "accuracy_of_drafted": (sums["correct"], known),
+            "drafted": (known, supervised),
+            "acceptance": (sums["acceptance"], known),
+        }
+        return Terms(
+            numerator=jnp.sum(sums["cross_entropy"]),
+            denominator=jax.lax.stop_gradient(jnp.sum(known)),
+            metrics=jax.lax.stop_gradient(metrics),
+        )
+
+
+def parallel_states(
+    net: EagleNet, target: Tables, batch: TrainBatch, sample: DepthSample
+) -> Float[Array, "rows places hidden"]:
+    """States of every token at depth 0, then of the sampled rows, all in one pass."""
+    config = net.config
+    assert config.mask_token_id is not None and net.mask_hidden is not None
+    features, _ = split_features(config, batch)
+    rows, tokens = batch.ids.shape
+    samples = sample.anchors.shape[1]
+    places, depths, _ = _rows(batch, sample)
+    row = rollout_rows(batch, places, depths)
+    ids = jnp.where(depths == 0, row.ids, config.mask_token_id)
+    fused = net.fuse(features.reshape(rows * tokens, -1)).reshape(rows, tokens, -1)
+    masked = net.fuse(net.mask_hidden[...][None])
+    fused = jnp.concatenate([fused, jnp.broadcast_to(masked[None], (rows, samples, masked.shape[1]))], axis=1)
+    visible = visible_context(batch, places)
+    # Own rows of depth 1, 2, ...; at depth 0 there are none.
+    own = jnp.pad(sample.own, ((0, 0), (tokens, 0), (0, 0)), constant_values=-1)
+
+    def see(index: int) -> See:
+        def attended(q: Array, k: Array, v: Array) -> Array:
+            q, k, v = (x.reshape(rows, tokens + samples, *x.shape[1:]) for x in (q, k, v))
+            gathered = jnp.where(own >= 0, own + tokens, 0).reshape(rows, -1)
+            k_own, v_own = (taken(x, gathered).reshape(*own.shape, *x.shape[2:]) for x in (k, v))
+            out = blockwise(
+                q,
+                k[:, :tokens],
+                v[:, :tokens],
+                visible,
+                k_own,
+                v_own,
+                own >= 0,
+                scale=config.decoder.query_scale,
+            )
+            return out.reshape(-1, *out.shape[2:])
+
+        return attended
+
+    states, _, _ = net.step(
+        net.embed(ids.reshape(-1), target.embed),
+        fused.reshape(rows * (tokens + samples), -1),
+        row.positions.reshape(-1),
+        see,
+    )
+    return states.reshape(rows, tokens + samples, -1)
+
+
+def _rows(batch: TrainBatch, sample: DepthSample) -> tuple[Array, Array, Array]:
+    """Anchor, depth and whether it is there, of every token and then of the sampled rows."""
+    places = all_places(batch)
+    return (
+        jnp.concatenate([places, sample.anchors], axis=1),
+        jnp.concatenate([jnp.zeros_like(places), sample.depths], axis=1),
+        jnp.concatenate([jnp.ones(places.shape, jnp.bool_), sample.keep], axis=1),
+    )
+
+
+@pytree
+class _Work:
+    """Rows of every token row; the two are swapped, as chunks are taken of the first axis."""
+
+    states: Float[Array, "places rows hidden"]
+    depths: Int[Array, "places rows"]
+    teachers: Int[Array, "places rows"]
+    supervised: Bool[Array, "places rows"]

@@ -1,0 +1,159 @@
+"""The target's distribution as a label: what is learned of it, and how well a drafter agrees with it.
+
+A drafter of a reduced vocabulary learns the distribution over its own ids, normalised among them; how much of
+it the target would accept is measured against the target's own probabilities. For that the normaliser over
+the whole vocabulary and the best id are read from the target's head, a few rows at a time.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jspec.drafters.eagle_net import EagleConfig
+from jspec.objectives.batch import TrainBatch
+from jspec.objectives.frozen import DraftTables, Tables
+from jspec.objectives.rollouts import taken
+from jspec.vocabulary import argmax
+from pallas_kernels.pytree import pytree
+
+_ROWS = 128  # rows of the whole vocabulary that are in memory at a time
+
+
+@pytree
+class Teacher:
+    """What the target says after every token, without a table of [tokens, vocabulary]."""
+
+    states: Float[Array, "rows tokens hidden"]  # what its head reads
+    log_normaliser: Float[Array, "rows tokens"]  # over the whole vocabulary; both are 0 where nobody asks
+    best: Int[Array, "rows tokens"]  # most probable id, the lowest on ties
+
+
+@pytree
+class SoftLabels:
+    """The target's distribution for some rows."""
+
+    logits: Float[Array, "rows drafted"]  # of the ids that can be drafted
+    log_normaliser: Float[Array, "rows"]  # over the whole vocabulary
+    columns: Int[Array, "rows"]  # of `logits`: the target's best id; -1 = cannot be drafted
+
+
+@pytree
+class Agreement:
+    """How drafted distributions compare with the labels, row by row."""
+
+    cross_entropy: Float[Array, "rows"]  # KL plus the label's entropy, which nothing can change
+    acceptance: Float[Array, "rows"]  # sum of min(target, drafter): P(a draft drawn from it is accepted)
+    known: Bool[Array, "rows"]  # the target's best id can be drafted
+    correct: Bool[Array, "rows"]  # and is the drafter's best
+
+
+def read_teacher(
+    target: Tables,
+    states: Float[Array, "rows tokens hidden"],
+    wanted: Bool[Array, "rows tokens"],
+    *,
+    chunk: int = _ROWS,
+) -> Teacher:
+    """Reads normaliser and best id of the wanted tokens; no gradient flows into the target.
+
+    Only `chunk` rows of the whole vocabulary exist at a time, and chunks in which nothing is wanted are not
+    computed.
+
+    Args:
+      target: its head.
+      states: in front of the head ("final_norm").
+      wanted: tokens whose distribution is learned.
+      chunk: rows at a time.
+    """
+    states = jax.lax.stop_gradient(states)
+    if not isinstance(target, DraftTables):
+        nothing = jnp.zeros(wanted.shape, jnp.float32)
+        return Teacher(states=states, log_normaliser=nothing, best=nothing.astype(jnp.int32))
+    rows = wanted.size
+    order = jnp.argsort(~wanted.reshape(-1), stable=True)
+    chunk = min(chunk, rows)
+    pieces = -(-rows // chunk)
+    order = jnp.pad(order, (0, pieces * chunk - rows), mode="edge").reshape(pieces, chunk)
+    flat, asked = states.reshape(rows, -1), wanted.reshape(-1)
+
+    def read(index: Array) -> tuple[Array, Array]:
+        logits = target.tables.logits(flat[index])
+        return jax.nn.logsumexp(logits, axis=-1), argmax(logits)
+
+    def skipped(index: Array) -> tuple[Array, Array]:
+        return jnp.zeros((chunk,), jnp.float32), jnp.zeros((chunk,), jnp.int32)
+
+    found = jax.lax.map(lambda index: jax.lax.cond(jnp.any(asked[index]), read, skipped, index), order)
+
+    def back(values: Array) -> Array:
+        return (
+            jnp.zeros((rows,), values.dtype)
+            .at[order.reshape(-1)]
+            .set(values.reshape(-1))
+            .reshape(wanted.shape)
+        )
+
+    return jax.lax.stop_gradient(
+        Teacher(states=states, log_normaliser=back(found[0]), best=jnp.maximum(back(found[1]), 0))
+    )
+
+
+def soft_labels(target: Tables, teacher: Teacher, index: Int[Array, "rows places"]) -> SoftLabels:
+    """The labels of tokens `index` of each row, one after the other."""
+    states = taken(teacher.states, index)
+    logits = target.logits(states.reshape(-1, states.shape[2]))
+    if isinstance(target, DraftTables):
+        normaliser, best = taken(teacher.log_normaliser, index), taken(teacher.best, index)
+        labels = SoftLabels(
+            logits=logits, log_normaliser=normaliser.reshape(-1), columns=target.columns[best.reshape(-1)]
+        )
+    else:
+        labels = SoftLabels(
+            logits=logits, log_normaliser=jax.nn.logsumexp(logits, axis=-1), columns=argmax(logits)
+        )
+    return jax.lax.stop_gradient(labels)
+
+
+def agreement(logits: Float[Array, "rows drafted"], labels: SoftLabels) -> Agreement:
+    """Compares the drafter's logits with the labels; gradients flow into both real-valued results."""
+    drafter = jax.nn.logsumexp(logits, axis=-1)
+    among_drafted = jax.nn.logsumexp(labels.logits, axis=-1)
+    wanted = jnp.exp(labels.logits - among_drafted[:, None])
+    target = jnp.exp(labels.logits - labels.log_normaliser[:, None])
+    return Agreement(
+        cross_entropy=drafter - jnp.sum(wanted * logits, axis=-1),
+        acceptance=jnp.sum(jnp.minimum(target, jnp.exp(logits - drafter[:, None])), axis=-1),
+        known=labels.columns >= 0,
+        correct=(labels.columns >= 0) & (argmax(jax.lax.stop_gradient(logits)) == labels.columns),
+    )
+
+
+def check_tables(draft_vocab_size: int | None, target: Tables) -> None:
+    """Makes sure that logits of drafter and target have the same columns.
+
+    Raises:
+      ValueError: a reduced vocabulary without its tables, or the other way round.
+    """
+    if isinstance(target, DraftTables) != (draft_vocab_size is not None):
+        raise ValueError(
+            f"target: expected {'DraftTables' if draft_vocab_size else 'tables of the whole vocabulary'} for a "
+            f"drafter with draft_vocab_size {draft_vocab_size}, got {type(target).__name__}; "
+            "see jspec.objectives.frozen.draft_tables"
+        )
+
+
+def split_features(
+    config: EagleConfig, batch: TrainBatch
+) -> tuple[Float[Array, "rows tokens width"], Float[Array, "rows tokens hidden"]]:
+    """The states that the drafter reads, and the one that the target's head reads, which comes last.
+
+    Raises:
+      ValueError: the batch's features have another width.
+    """
+    own = config.features_size
+    if batch.features.shape[2] != own + config.target_hidden_size:
+        raise ValueError(
+            f"features: expected width {own + config.target_hidden_size} ({', '.join(config.features)} and "
+            f"final_norm, {config.target_hidden_size} each), got {batch.features.shape[2]}; capture these states"
+        )
+    return batch.features[:, :, :own], batch.features[:, :, own:]
