@@ -52,6 +52,7 @@ class Engine:
         chunks: Sequence[int] = (31, 63, 127, 255, 511),
         max_stop_ids: int = 8,
         costs: RoundCosts | None = None,
+        typical: Sequence[float] | None = None,
         seed: int = 0,
     ):
         """Allocates the cache and the slots; compiles nothing yet.
@@ -69,6 +70,7 @@ class Engine:
           chunks: prompt tokens per prefill round (besides the one that every lane has), ascending.
           max_stop_ids: EOS and stop token ids that one request may have.
           costs: of rounds by bucket, so that the schedule can choose; None = every draft token is verified.
+          typical: mean survival of draft token 1, 2, ..., for the schedule's first rounds; None = unknown.
           seed: of the requests that set none.
 
         Raises:
@@ -118,7 +120,7 @@ class Engine:
         self.costs, self._scheduler = costs, None
         if costs is not None:
             self._check_schedule()
-            self._scheduler = Scheduler(costs=costs, ladder=self.ladder, max_slots=max_slots)
+            self._scheduler = Scheduler(costs=costs, ladder=self.ladder, max_slots=max_slots, typical=typical)
         elif drafter.draft_length:
             log.info("%s: every draft token is verified, for want of a cost table", drafter.name)
 

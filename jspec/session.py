@@ -69,6 +69,11 @@ class Session:
         return bool(self._waiting or self._running)
 
     @property
+    def prefilling(self) -> bool:
+        """Whether a request has prompt tokens to execute before it can decode."""
+        return bool(self._waiting) or any(request.prefilling for request in self._running.values())
+
+    @property
     def num_running(self) -> int:
         """Requests that have a slot."""
         return len(self._running)

@@ -212,6 +212,26 @@ def synthetic_traces(
     return traces
 
 
+def recorded_traces(
+    confidence: np.ndarray, accept_lengths: np.ndarray, requests: np.ndarray, positions: np.ndarray
+) -> list[Trace]:
+    """Traces of rounds that were really decoded: a position where none began is like the last one that did.
+
+    Args:
+      confidence: [rounds, drafts], calibrated.
+      accept_lengths: [rounds].
+      requests: [rounds], which request each round was of.
+      positions: [rounds], emitted tokens before it.
+    """
+    traces = []
+    for request in np.unique(requests):
+        mine = np.flatnonzero(requests == request)
+        at = positions[mine] - positions[mine].min()
+        nearest = mine[np.searchsorted(at, np.arange(at.max() + 1), side="right") - 1]
+        traces.append(Trace(confidence=confidence[nearest], accept_lengths=accept_lengths[nearest]))
+    return traces
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Roofline:
     """Rounds of an accelerator: weights are read once, and past a number of nodes arithmetic is the limit.

@@ -200,7 +200,12 @@ def load_costs(path: str | Path) -> MeasuredCosts | TableCosts:
             f"cells: expected a list of numbers named {', '.join(sorted(names))}, got {str(known['cells'])[:60]}; "
             "profile again"
         )
-    return MeasuredCosts(**{**known, "cells": tuple(Cell(**cell) for cell in known["cells"])})
+    real = ("seconds", "spread")
+    cells = tuple(
+        Cell(**{name: float(v) if name in real else int(v) for name, v in cell.items()})
+        for cell in known["cells"]
+    )
+    return MeasuredCosts(**{**known, "cells": cells})
 
 
 def check_costs(

@@ -105,7 +105,7 @@ class AdditiveTable:
     node_seconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.bias_seconds) and 0 < self.bias_seconds < math.inf):
+        if not 0 < self.bias_seconds < math.inf:
             raise ValueError(
                 f"bias_seconds: expected a positive number of seconds, got {self.bias_seconds!r}; profile again"
             )
@@ -156,23 +156,18 @@ def table_from_json(values: Mapping[str, Any]) -> StepTable | AdditiveTable:
             f"cost table: expected the fields {', '.join(wanted)}, got {', '.join(map(str, values)) or 'none'}; "
             "write it with jspec profile"
         )
-    lists = {
-        name: _as_list(name, values[name])
-        for name in wanted
-        if name not in ("bias_seconds", "max_batch_tokens")
-    }
     if additive:
         return AdditiveTable(
-            bias_seconds=values["bias_seconds"],
-            lanes=lists["bs_probes"],
-            lane_seconds=lists["alpha_seconds"],
-            nodes=lists["m_probes"],
-            node_seconds=lists["theta_seconds"],
+            bias_seconds=_numbers("bias_seconds", [values["bias_seconds"]])[0],
+            lanes=_whole_numbers("bs_probes", values["bs_probes"]),
+            lane_seconds=_numbers("alpha_seconds", values["alpha_seconds"]),
+            nodes=_whole_numbers("m_probes", values["m_probes"]),
+            node_seconds=_numbers("theta_seconds", values["theta_seconds"]),
         )
     return StepTable(
-        nodes=lists["sample_batch_tokens"],
-        rounds_per_second=lists["sample_steps_per_sec"],
-        most_nodes=values["max_batch_tokens"],
+        nodes=_whole_numbers("sample_batch_tokens", values["sample_batch_tokens"]),
+        rounds_per_second=_numbers("sample_steps_per_sec", values["sample_steps_per_sec"]),
+        most_nodes=_whole_numbers("max_batch_tokens", [values["max_batch_tokens"]])[0],
     )
 
 
@@ -250,8 +245,7 @@ def lane_sweep(most: int) -> tuple[int, ...]:
 
 def check_probes(name: str, probes: Sequence[int], *, least: int) -> None:
     """Raises ValueError unless there is a probe and they are whole, strictly ascending and from `least` on."""
-    whole = all(isinstance(p, int | np.integer) and not isinstance(p, bool) for p in probes)
-    if not probes or not whole or probes[0] < least or any(a >= b for a, b in itertools.pairwise(probes)):
+    if not probes or probes[0] < least or any(a >= b for a, b in itertools.pairwise(probes)):
         raise ValueError(
             f"{name}: expected whole numbers from {least} on in strictly ascending order, got {list(probes)}; "
             "sort them, or profile again"
@@ -260,7 +254,7 @@ def check_probes(name: str, probes: Sequence[int], *, least: int) -> None:
 
 def check_values(name: str, values: Sequence[float], count: int, *, positive: bool, what: str) -> None:
     """Raises ValueError unless there are `count` finite numbers, positive ones if asked."""
-    fine = all(_is_number(v) and math.isfinite(v) and (v > 0 or not positive) for v in values)
+    fine = all(math.isfinite(v) and (v > 0 or not positive) for v in values)
     if len(values) != count or not fine:
         kind = "positive" if positive else "finite"
         raise ValueError(
@@ -268,11 +262,21 @@ def check_values(name: str, values: Sequence[float], count: int, *, positive: bo
         )
 
 
+def _numbers(name: str, values: Any) -> tuple[float, ...]:
+    """Of a file's list; TypeErrors would come too late to say which field is wrong."""
+    if not isinstance(values, list | tuple) or not all(_is_number(v) for v in values):
+        raise ValueError(f"{name}: expected numbers, got {str(values)[:60]}; write it with jspec profile")
+    return tuple(map(float, values))
+
+
+def _whole_numbers(name: str, values: Any) -> tuple[int, ...]:
+    numbers = _numbers(name, values)
+    if not all(number.is_integer() for number in numbers):
+        raise ValueError(
+            f"{name}: expected whole numbers, got {str(values)[:60]}; write it with jspec profile"
+        )
+    return tuple(map(int, numbers))
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
-
-
-def _as_list(name: str, value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{name}: expected a list of numbers, got {value!r}; write it with jspec profile")
-    return tuple(value)

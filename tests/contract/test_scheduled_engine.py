@@ -66,6 +66,18 @@ def test_seeded_requests_equal_plain_decoding_at_any_cost(costs):
     assert [r.token_ids for r in scheduled(COSTS[costs]).generate(PROMPTS, settings)] == expected
 
 
+@pytest.mark.parametrize("drafter", ["tree", "dspark"])
+def test_trees_and_networks_are_scheduled_like_any_other_drafter(drafter):
+    used = engine(drafter, costs=RISING, max_slots=1)
+    settings = [Settings(max_tokens=12), Settings(max_tokens=12, temperature=0.8, seed=3)]
+    results = used.generate([[1], [2]], settings)
+    assert results[0].token_ids == line(1, 12)
+    assert results[1].token_ids == shared("plain").generate([[2]], settings[1])[0].token_ids
+    counters = [result.counters for result in results]
+    assert 0 < sum(c.verified for c in counters) <= sum(c.proposed for c in counters)
+    assert sum(c.verified for c in counters) <= sum(c.budget for c in counters)
+
+
 @pytest.mark.parametrize("budget", range(SLOTS * M + 1))
 def test_every_budget_gives_the_same_tokens_and_is_kept(budget, monkeypatch):
     used = scheduled(FLAT)
