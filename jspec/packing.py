@@ -46,16 +46,6 @@ def limit(
     return jax.tree.map(lambda leaf: leaf[:, :drafts] if leaf.ndim >= 2 else leaf, cut)
 
 
-def allot(lengths: Int[Array, "lanes"], budget: int, drafts: int) -> Int[Array, "lanes"]:
-    """Verify lengths when a round has room for `budget` draft tokens over all lanes.
-
-    Earlier positions first, then lower lanes: the order looks at no token, so it cannot bias.
-    """
-    wanted = jax.lax.broadcasted_iota(jnp.int32, (drafts, lengths.shape[0]), 0) < lengths[None, :]
-    rank = jnp.cumsum(wanted.reshape(-1), dtype=jnp.int32).reshape(wanted.shape)
-    return jnp.sum(wanted & (rank <= budget), axis=0, dtype=jnp.int32)
-
-
 def pack(
     bucket: Bucket,
     text: Text,

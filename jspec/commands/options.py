@@ -26,4 +26,11 @@ Dtype = Annotated[str, typer.Option(help="Of weights and cache: float32, bfloat1
 CompilationCache = Annotated[
     str, typer.Option(help='Folder where compiled programs are kept between runs; "" = keep none.')
 ]
+Schedule = Annotated[
+    str | None,
+    typer.Option(
+        help="Cost table of jspec profile: confidence decides how much is verified. Left out: all is."
+    ),
+]
+Calibration = Annotated[str | None, typer.Option(help="File of jspec calibrate, for the schedule.")]
 DEFAULT_CACHE = "~/.cache/jspec/compiled"

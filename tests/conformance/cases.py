@@ -34,6 +34,17 @@ from conformance.eagle_training_cases import (
     run_peagle_training,
     run_vocab_mapping,
 )
+from conformance.schedule_cases import (
+    run_allotment,
+    run_budget,
+    run_cost_tables,
+    run_cut_acceptance,
+    run_layout,
+    run_profiler,
+    run_relay,
+    run_temperature_fit,
+    run_temperature_scaling,
+)
 from conformance.sequential_cases import (
     dspark_names,
     run_domino_rollout,
@@ -100,6 +111,8 @@ def train_check(path: Path) -> Callable[[Path], None] | None:
     if not (path / "meta.json").is_file() or not (path / "outputs.safetensors").is_file():
         return None
     meta, outputs = json.loads((path / "meta.json").read_text()), tensor_names(path / "outputs.safetensors")
+    if "temperatures" in outputs:
+        return run_temperature_fit
     if "adamw" in meta:
         return run_optimizer
     if {"d2t", "t2d", "counts"} <= outputs:
@@ -158,7 +171,15 @@ def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
         "b_greedy_verify": run_greedy,
         "b_tree_sampling_target_only": run_tree_sampling,
         "c_chain_rejection": run_chain_rejection,
+        "d_accept": run_cut_acceptance,
+        "d_budget": run_budget,
+        "d_cost_tables": run_cost_tables,
+        "d_layout": run_layout,
+        "d_relay": run_relay,
+        "d_schedule": run_allotment,
+        "d_sts": run_temperature_scaling,
         "e_dflash2_selector_conv": run_selector_conv,
+        "x_misc": run_profiler,
         "x_domino_rollout": run_domino_rollout,
         "x_markov_sample": run_markov_sample,
         "x_grammar_tree": run_grammar_tree,

@@ -62,11 +62,15 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """Draws its tokens from a table of its own, and says from which row. Parameters: (logits,)."""
+    """Draws its tokens from a table of its own, and says from which row.
+
+    Parameters: (logits,), or (logits, confidence): of a draft token, by the token before it.
+    """
 
     draft_length: int
     sparse: bool
     varying: bool = False  # proposes 0, 1, 2, ... tokens, by the length of the text
+    keyed_by_position: bool = False  # a fault: a token that was drafted and not verified is drafted again
     name: str = "drawn"
     features: tuple[str, ...] = ()
     simulated: bool = False
@@ -82,11 +86,13 @@ class Drawn:
         rows = rows_of(lanes)
         probs = jax.nn.softmax(params[0], axis=1)
         vocabulary = probs.shape[0]
-        coins = uniforms(sampling.seeds[rows], text.lengths[rows] - 1, self.draft_length, Purpose.DRAFT)
+        coins = self._coins(sampling.seeds[rows], text.lengths[rows] - 1)
         token = text.tokens[rows, text.lengths[rows] - 1]
-        drafts, q = [], []
+        drafts, q, confidence = [], [], []
         for index in range(self.draft_length):
             row = probs[token]
+            if len(params) > 1:
+                confidence.append(params[1][token])
             past = jnp.cumsum(row, axis=1) > coins[:, index, None]
             token = jnp.where(past.any(1), jnp.argmax(past, axis=1), vocabulary - 1).astype(jnp.int32)
             drafts.append(token)
@@ -101,10 +107,17 @@ class Drawn:
             tokens=jnp.stack(drafts, axis=1),
             lengths=self._lengths(text.lengths[rows]),
             q=side,
+            confidence=jnp.stack(confidence, axis=1) if confidence else None,
         )
 
     def absorb(self, params, target, state, lanes, text, committed):
         return state, self._lengths(text.lengths[rows_of(lanes)])
+
+    def _coins(self, seeds, committed_lengths):
+        if not self.keyed_by_position:
+            return uniforms(seeds, committed_lengths, self.draft_length, Purpose.DRAFT)
+        positions = [committed_lengths + 1 + index for index in range(self.draft_length)]
+        return jnp.concatenate([uniforms(seeds, at, 1, Purpose.DRAFT) for at in positions], axis=1)
 
     def _lengths(self, text_lengths):
         if self.varying:

@@ -54,9 +54,13 @@ DRAFTERS = {
 }
 
 
-# Drafters of single tests: Domino drafts as DSpark does but for its head and its pool; the other is a fault that
+# Drafters of single tests. "confident" is "dense" but for a schedule; Domino drafts as DSpark does but for its head and its pool; the other is a fault that
 # has to be seen.
 OTHERS = {
+    "confident": (
+        Drawn(draft_length=M, sparse=False),
+        (jnp.asarray(DRAFT_TABLE), jnp.asarray(np.linspace(0.05, 0.95, VOCABULARY, dtype=np.float32))),
+    ),
     "domino": tiny_domino(VOCABULARY, M),
     "wrong row": (
         WrongRow(config=DRAFTERS["dspark"][0].config, draft_length=M),
