@@ -202,7 +202,10 @@ def load_costs(path: str | Path) -> MeasuredCosts | TableCosts:
         )
     real = ("seconds", "spread")
     cells = tuple(
-        Cell(**{name: float(v) if name in real else int(v) for name, v in cell.items()})
+        Cell(
+            **{name: float(cell[name]) for name in real},
+            **{name: int(cell[name]) for name in names.difference(real)},
+        )
         for cell in known["cells"]
     )
     return MeasuredCosts(**{**known, "cells": cells})
