@@ -148,9 +148,9 @@ def _architecture(values: Mapping[str, Any], projector: Any) -> str:
             f"architectures: expected one of {', '.join(ARCHITECTURES)}, got {given}; this is none of them, or of a "
             "kind not supported yet"
         )
-    wanted = PROJECTORS.get(projector, name)
+    wanted = PROJECTORS.get(str(projector), name)
     own = {ARCHITECTURE: wanted, ARCHITECTURE_2: name, DEEPSPEC: DSPARK}.get(name, name)
-    if projector not in (None, "dflash", *PROJECTORS) or PROJECTORS.get(projector, own) != own:
+    if projector not in (None, "dflash", *PROJECTORS) or PROJECTORS.get(str(projector), own) != own:
         raise ValueError(
             f"projector_type: expected the one of {name} or none, got {projector!r}; not supported yet"
         )
