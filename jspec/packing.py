@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jspec.ancestry import depths
+from jspec.ancestry import depths, leading
 from jspec.buckets import Bucket
 from jspec.drafters.protocol import Text
-from jspec.first import first_where
 from jspec.round import Nodes, OneHot, Proposal
 from jspec.slots import Slots, rows_of
 
@@ -39,10 +38,7 @@ def limit(
     """
     rows = rows_of(lanes)
     room = slots.limits[rows] - slots.text.lengths[rows]
-    if proposal.parents is None:
-        reachable = room - 1
-    else:
-        reachable = first_where(depths(proposal.parents)[:, 1:] >= room[:, None], proposal.tokens.shape[1])
+    reachable = room - 1 if proposal.parents is None else leading(proposal.parents, room - 1)
     allowed = jnp.minimum(jnp.minimum(slots.draft_caps[rows], reachable), drafts)
     drafting = (lanes >= 0) & slots.live[rows] & (certain_lengths == 1)
     lengths = jnp.where(drafting, jnp.maximum(jnp.minimum(proposal.lengths, allowed), 0), 0)

@@ -23,15 +23,21 @@ from jspec.checkpoints.safetensors_files import open_safetensors
 from jspec.drafters.dflash import DFlash, dflash, dflash_leaves, dflash_net
 from jspec.drafters.dflash2 import dflash2
 from jspec.drafters.dflash_net import DFlashConfig
+from jspec.drafters.dflash_tree import dflash_tree
 from jspec.drafters.domino import domino
 from jspec.drafters.dspark import dspark
+from jspec.drafters.tree_shape import TreeShape
 from jspec.targets.decoder import decoder_units
 
 __all__ = ["ARCHITECTURE", "ARCHITECTURE_2", "LoadedDrafter", "dflash_from_tensors", "load_dflash"]
 
 
 def load_dflash(
-    path: str | Path, dtype: DTypeLike, draft_length: int | None = None, mesh: Mesh | None = None
+    path: str | Path,
+    dtype: DTypeLike,
+    draft_length: int | None = None,
+    mesh: Mesh | None = None,
+    tree: TreeShape | None = None,
 ) -> LoadedDrafter[DFlash]:
     """Loads a drafter with a DFlash backbone from a folder; its architecture says of which method.
 
@@ -40,6 +46,7 @@ def load_dflash(
       dtype: of the weights; norms and base kernels stay float32.
       draft_length: see `jspec.drafters.dflash.dflash`.
       mesh: splits weights by `jspec.sharding`, as the target's; None = the default device.
+      tree: for DFlash, a shape to draft instead of a chain; see `jspec.drafters.dflash_tree.dflash_tree`.
 
     Raises:
       ValueError: naming the file and the key or tensor that is missing, unknown, damaged or not
@@ -47,7 +54,7 @@ def load_dflash(
     """
     path = Path(path)
     values = read_json(path / "config.json")
-    loaded = dflash_from_tensors(values, open_safetensors(path), dtype, draft_length, mesh)
+    loaded = dflash_from_tensors(values, open_safetensors(path), dtype, draft_length, mesh, tree)
     config = loaded.drafter.config
     ids = dflash_net(config, loaded.params).draft_ids
     if ids is not None:
@@ -61,6 +68,7 @@ def dflash_from_tensors(
     dtype: DTypeLike,
     draft_length: int | None = None,
     mesh: Mesh | None = None,
+    tree: TreeShape | None = None,
 ) -> LoadedDrafter[DFlash]:
     """Builds a drafter from a parsed config.json and its open weights; see `load_dflash`."""
     try:
@@ -75,7 +83,7 @@ def dflash_from_tensors(
         own_embedding=origins["embedding"].name in tensors.shapes,
         **own,
     )
-    drafter = drafter_of(config, draft_length)
+    drafter = drafter_of(config, draft_length, tree)
     leaves = dflash_leaves(config, jnp.dtype(dtype))
     plan = Plan(
         origins={leaf.path: origins[leaf.path] for leaf in leaves}, ignored=copies_of_the_target(values)
@@ -88,11 +96,19 @@ def dflash_from_tensors(
     )
 
 
-def drafter_of(config: DFlashConfig, draft_length: int | None = None) -> DFlash:
+def drafter_of(
+    config: DFlashConfig, draft_length: int | None = None, tree: TreeShape | None = None
+) -> DFlash:
     """The drafter of the method that the config is one of, with the method's defaults.
 
     Raises:
-      ValueError: draft_length out of range.
+      ValueError: draft_length out of range, both of it and a tree, or a method that drafts no trees.
     """
+    if tree is not None:
+        if draft_length is not None:
+            raise ValueError(
+                f"draft_length: expected None with a tree, which has its own, got {draft_length}; leave it out"
+            )
+        return dflash_tree(config, tree)
     make = {"DFlash": dflash, "DSpark": dspark, "Domino": domino}.get(config.method, dflash)
     return (dflash2 if config.selector is not None else make)(config, draft_length=draft_length)

@@ -142,7 +142,7 @@ def _architecture(values: Mapping[str, Any], projector: Any) -> str:
     """The usual name of an architecture; a DFlash model with another method's projector is of that method."""
     given = values.get("architectures")
     name = _ALIASES.get(given[0], given[0]) if isinstance(given, list) and len(given) == 1 else None
-    if name not in ARCHITECTURES:
+    if name is None or name not in ARCHITECTURES:
         raise ValueError(
             f"architectures: expected one of {', '.join(ARCHITECTURES)}, got {given}; this is none of them, or of a "
             "kind not supported yet"

@@ -14,8 +14,9 @@ from jspec.bench.simulate import CURVES, compare, load_traces, synthetic_traces
 from jspec.bench.table import as_json, cost_table, measurement_table, round_table, simulation_table
 from jspec.commands.options import DEFAULT_CACHE, Calibration, CompilationCache, Dtype, Model, Schedule
 from jspec.drafters.simulated import simulated
+from jspec.drafters.tree_shape import parse_tree
 from jspec.engine import Engine
-from jspec.loading import load, with_drafter
+from jspec.loading import NAMES, load, with_drafter
 from jspec.results import add
 from jspec.schedule.costs import RoundCosts, load_costs
 from jspec.settings import Settings
@@ -26,6 +27,12 @@ def bench(
     drafter: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
     draft_length: Annotated[
         int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")
+    ] = None,
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='"WIDTHxDEPTHxTOKENS": also runs each checkpoint with this tree. May be given several times.'
+        ),
     ] = None,
     dtype: Dtype = "float32",
     task: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PROMPTS)}; default all.")] = None,
@@ -74,6 +81,9 @@ def bench(
         engines = {"plain": plain}
         for name in drafter or ["ngram"]:
             engines[name] = with_drafter(plain, name, draft_length=draft_length)
+            if name not in NAMES:
+                for shape in tree or ():
+                    engines[f"{name} {shape}"] = with_drafter(plain, name, tree=parse_tree(shape))
             if schedule is not None:
                 engines[f"{name} scheduled"] = with_drafter(
                     plain, name, draft_length=draft_length, schedule=schedule, calibration=calibration
@@ -96,7 +106,9 @@ def bench(
             console.print(f"{m.task}: prompts {list(m.looping)} left out, their text is stuck in a loop")
     if measured:
         console.print(cost_table(measured))
-        for name in list(engines)[1:]:
+        for name, engine in list(engines.items())[1:]:
+            if engine.method.drafter.draft_depth < engine.method.drafter.draft_length:
+                continue  # what was measured are chains
             total = add([m.counters for m in measurements if m.variant == name])
             length, gain = best_draft_length(measured, total)
             console.print(

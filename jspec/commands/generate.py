@@ -21,8 +21,10 @@ from jspec.commands.options import (
     Dtype,
     Model,
     Schedule,
+    Tree,
 )
 from jspec.commands.prompt_files import Row, read_rows
+from jspec.drafters.tree_shape import parse_tree
 from jspec.engine import Engine
 from jspec.loading import load
 from jspec.prompts import Prompt
@@ -43,6 +45,7 @@ def generate(
         typer.Option(help='JSON Lines with "prompt", "messages" or "ids", and optional "settings".'),
     ] = None,
     drafter: Drafter = "ngram",
+    tree: Tree = None,
     schedule: Schedule = None,
     calibration: Calibration = None,
     dtype: Dtype = "float32",
@@ -90,6 +93,7 @@ def generate(
         engine = load(
             model,
             drafter=drafter,
+            tree=None if tree is None else parse_tree(tree),
             schedule=schedule,
             calibration=calibration,
             dtype=dtype,

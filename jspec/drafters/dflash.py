@@ -127,7 +127,7 @@ class DFlash:
         With a reduced vocabulary the columns are its own; `DFlashNet.target_ids` says which ids they are.
         """
         first = 0 if self.config.anchor_predicts else 1
-        hidden = self.block_hidden(params, target, state, lanes, text)[:, first : first + self.draft_length]
+        hidden = self.block_hidden(params, target, state, lanes, text)[:, first : first + self.draft_depth]
         flat = hidden.reshape(-1, hidden.shape[2])
         scores = target.logits(flat) if state.head is None else project_float32(flat, state.head)
         logits = draft_logits(self.config, scores)
@@ -274,21 +274,38 @@ def choose(
       ids: target ids of the columns; None = the columns are ids.
       vocab_size: of the target.
     """
-    num_lanes = lanes.shape[0]
-    drafts = logits.shape[0] // num_lanes
-    slots = rows_of(lanes)
-    coupled = (lanes >= 0) & sampling.seeded[slots] & (sampling.temperature[slots] > 0)
-    best = argmax(logits).reshape(num_lanes, drafts)
+    coupled = coupled_lanes(sampling, lanes)
 
     def drawn() -> Array:
-        within = jax.lax.broadcasted_iota(jnp.int32, (num_lanes, drafts), 1)
-        positions = (text_lengths[:, None] + within).reshape(-1)
-        noise = coupled_noise(jnp.repeat(sampling.seeds[slots], drafts), positions, vocab_size)
-        noise = noise if ids is None else noise[:, ids]
-        temperature = jnp.repeat(jnp.where(coupled, sampling.temperature[slots], 1), drafts)
-        # From the best down, as the target's: a small temperature then overflows to -inf, not inf.
-        shifted = logits - jnp.max(logits, axis=1, keepdims=True)
-        noisy = argmax(shifted / temperature[:, None] + noise).reshape(num_lanes, drafts)
-        return jnp.where(coupled[:, None], noisy, best)
+        scores = coupled_scores(logits, sampling, lanes, coupled, text_lengths, ids, vocab_size)
+        return argmax(scores).reshape(lanes.shape[0], -1)
 
-    return jax.lax.cond(jnp.any(coupled), drawn, lambda: best)
+    return jax.lax.cond(jnp.any(coupled), drawn, lambda: argmax(logits).reshape(lanes.shape[0], -1))
+
+
+def coupled_lanes(sampling: SamplingTable, lanes: Int[Array, "lanes"]) -> Bool[Array, "lanes"]:
+    """Lanes of sampled requests with a seed."""
+    slots = rows_of(lanes)
+    return (lanes >= 0) & sampling.seeded[slots] & (sampling.temperature[slots] > 0)
+
+
+def coupled_scores(
+    logits: Float[Array, "rows vocabulary"],
+    sampling: SamplingTable,
+    lanes: Int[Array, "lanes"],
+    coupled: Bool[Array, "lanes"],
+    text_lengths: Int[Array, "lanes"],
+    ids: Int[Array, "vocabulary"] | None,
+    vocab_size: int,
+) -> Float[Array, "rows vocabulary"]:
+    """Logits over temperature with the seed's noise on coupled lanes, as they are on others; see `choose`."""
+    drafts = logits.shape[0] // lanes.shape[0]
+    slots = rows_of(lanes)
+    within = jax.lax.broadcasted_iota(jnp.int32, (lanes.shape[0], drafts), 1)
+    positions = (text_lengths[:, None] + within).reshape(-1)
+    noise = coupled_noise(jnp.repeat(sampling.seeds[slots], drafts), positions, vocab_size)
+    noise = noise if ids is None else noise[:, ids]
+    temperature = jnp.repeat(jnp.where(coupled, sampling.temperature[slots], 1), drafts)
+    # From the best down, as the target's: a small temperature then overflows to -inf, not inf.
+    shifted = logits - jnp.max(logits, axis=1, keepdims=True)
+    return jnp.where(jnp.repeat(coupled, drafts)[:, None], shifted / temperature[:, None] + noise, logits)

@@ -82,7 +82,11 @@ def teacher_forced(
     def step(state: Array, item: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         return head.step(state, item[1], item[2], item[0])
 
-    rows = (jnp.arange(drafts, dtype=jnp.int32), *(x.swapaxes(0, 1) for x in (head.project(hidden), read)))
+    rows = (
+        jnp.arange(drafts, dtype=jnp.int32),
+        head.project(hidden).swapaxes(0, 1),
+        read.swapaxes(0, 1),
+    )
     return jax.lax.scan(step, head.start(blocks), rows)[1].swapaxes(0, 1)
 
 

@@ -11,6 +11,7 @@ from jspec.drafters.dflash import dflash_net
 from jspec.drafters.dflash2_lattice import Candidates, top_candidates
 from jspec.drafters.dflash2_layers import CandidateSelector
 from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, draft_logits
+from jspec.features import layer_outputs
 from jspec.net import Params
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.blocks import Blocks, choose_anchors, position_weights
@@ -109,6 +110,11 @@ class DFlashObjective:
             )
         check_window(self.config)
         position_weights(self.config.block_size, self.gamma)
+
+    @property
+    def captured(self) -> tuple[str, ...]:
+        """What a batch's features hold."""
+        return layer_outputs(self.config.target_layer_ids)
 
     def __call__(
         self,

@@ -232,10 +232,10 @@ def _confidence_sums(
     mask: Float[Array, "blocks drafts"],
     weights: Float[Array, "blocks drafts"],
 ) -> dict[str, Array]:
-    """Cross-entropy of the confidence with the acceptance, and how well it is calibrated, per draft token.
+    """Cross-entropy of the confidence with the acceptance, and how well it is calibrated.
 
-    The bins hold, for each draft token and tenth of the confidence, how many rows fell into it, and the sums of
-    their confidence and of their acceptance: `calibration_error` reads them.
+    The bins hold, for each tenth of the confidence, how many rows fell into it, and the sums of their confidence and
+    of their acceptance: a reliability plot, and what `calibration_error` reads.
     """
     confidence = jax.nn.sigmoid(score)
     survival = jnp.cumprod(confidence * mask, axis=1) - jnp.cumprod(accept * mask, axis=1)
@@ -246,15 +246,19 @@ def _confidence_sums(
         "confidence_error": jnp.sum(jnp.abs(confidence - accept) * mask, axis=0),
         "confidence_bias": jnp.sum((confidence - accept) * mask, axis=0),
         "survival_bias": jnp.sum(survival * mask, axis=0),
-        "bins": jnp.sum(member, axis=0),
-        "binned_confidence": jnp.sum(member * confidence[:, :, None], axis=0),
-        "binned_acceptance": jnp.sum(member * accept[:, :, None], axis=0),
+        "bins": jnp.sum(member, axis=(0, 1)),
+        "binned_confidence": jnp.sum(member * confidence[:, :, None], axis=(0, 1)),
+        "binned_acceptance": jnp.sum(member * accept[:, :, None], axis=(0, 1)),
     }
 
 
-def calibration_error(terms: Terms) -> Float[Array, "drafts"]:
-    """Expected calibration error of the confidence of each draft token, over bins of equal width."""
+def calibration_error(terms: Terms) -> Float[Array, ""]:
+    """Expected calibration error of the confidence: gap between confidence and acceptance, over bins of equal width.
+
+    Args:
+      terms: of a drafter with a confidence head, added up over as many batches as wanted.
+    """
     (confidence, counts), (acceptance, _) = (
         terms.metrics[name] for name in ("binned_confidence", "binned_acceptance")
     )
-    return jnp.sum(jnp.abs(confidence - acceptance), axis=1) / jnp.sum(counts, axis=1)
+    return jnp.sum(jnp.abs(confidence - acceptance)) / jnp.sum(counts)

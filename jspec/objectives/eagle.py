@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jspec.drafters.eagle_net import EagleConfig, EagleNet, eagle_net
+from jspec.drafters.eagle_net import EagleConfig, eagle_net
 from jspec.net import Params
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.eagle_pass import first_pass
 from jspec.objectives.frozen import Tables
+from jspec.objectives.live_chunks import summed_over_live_chunks
 from jspec.objectives.rollouts import all_places, rollout_rows, taken
 from jspec.objectives.soft_labels import Teacher, agreement, check_tables, read_teacher, soft_labels
-from jspec.objectives.terms import Terms, summed_over_chunks
+from jspec.objectives.terms import Terms
 from pallas_kernels.pytree import pytree
 
 Noise = Literal["none", "uniform", "gaussian"]
@@ -108,27 +109,27 @@ class EagleObjective:
         net = eagle_net(config, params)
         read = batch.features if not noise.shape[2] else batch.features + noise.astype(batch.features.dtype)
         states = first_pass(net, target.embed, batch, read).states
-        places = all_places(batch)
-        row = rollout_rows(batch, places, 0)
+        row = rollout_rows(batch, all_places(batch), 0)
         teacher = read_teacher(target, batch.features, jnp.roll(row.supervised, 1, axis=1))
-        # Supervised rows first: chunks of the others are not computed.
         order = jnp.argsort(~row.supervised, axis=1, stable=True)
-        work = _Work(
-            states=jnp.swapaxes(taken(states, order), 0, 1),
-            teachers=taken(row.teachers, order).T,
-            supervised=taken(row.supervised, order).T,
-        )
-        sums = summed_over_chunks(
-            lambda piece: self._sums(piece, net, target, teacher),
+        work = _Work(places=order.T, supervised=taken(row.supervised, order).T)
+        numerator, sums = summed_over_live_chunks(
+            self._sums,
+            (params, states),
+            (target, row.teachers, teacher),
             work,
+            jnp.any(work.supervised, axis=1),
             chunk=-(-self.chunk // batch.ids.shape[0]),
-            live=jnp.any(work.supervised, axis=1),
         )
-        return self._combine(sums)
+        return self._combine(numerator, sums)
 
-    def _sums(self, work: "_Work", net: EagleNet, target: Tables, teacher: Teacher) -> dict[str, Array]:
-        states = jnp.swapaxes(work.states, 0, 1)
-        teachers, supervised = work.teachers.T, work.supervised.T
+    def _sums(
+        self, theta: tuple[Params, Array], constants: tuple[Tables, Array, Teacher], work: "_Work"
+    ) -> tuple[Array, dict[str, Array]]:
+        (params, states), (target, teachers, teacher) = theta, constants
+        net = eagle_net(self.config, params)
+        places, supervised = work.places.T, work.supervised.T
+        states, teachers = taken(states, places), taken(teachers, places)
         wanted = taken(teacher.states, teachers)
         distance = jnp.abs(states.astype(jnp.float32) - wanted.astype(jnp.float32))
         smooth = jnp.where(distance < 1, 0.5 * distance * distance, distance - 0.5)
@@ -136,7 +137,7 @@ class EagleObjective:
         agreed = agreement(logits, soft_labels(target, teacher, teachers))
         flat = supervised.reshape(-1)
         known = flat & agreed.known
-        return {
+        sums = {
             "supervised": jnp.sum(flat, dtype=jnp.float32),
             "known": jnp.sum(known, dtype=jnp.float32),
             "feature": jnp.sum(jnp.where(supervised, jnp.mean(smooth, axis=2), 0)),
@@ -144,8 +145,9 @@ class EagleObjective:
             "acceptance": jnp.sum(jnp.where(known, agreed.acceptance, 0)),
             "correct": jnp.sum(flat & agreed.correct, dtype=jnp.float32),
         }
+        return self.feature_weight * sums["feature"] + self.token_weight * sums["cross_entropy"], sums
 
-    def _combine(self, sums: dict[str, Array]) -> Terms:
+    def _combine(self, numerator: Array, sums: dict[str, Array]) -> Terms:
         supervised, known = sums["supervised"], sums["known"]
         metrics = {
             "feature_loss": (sums["feature"], supervised),
@@ -155,7 +157,7 @@ class EagleObjective:
             "acceptance": (sums["acceptance"], known),
         }
         return Terms(
-            numerator=self.feature_weight * sums["feature"] + self.token_weight * sums["cross_entropy"],
+            numerator=numerator,
             denominator=jax.lax.stop_gradient(supervised),
             metrics=jax.lax.stop_gradient(metrics),
         )
@@ -165,6 +167,5 @@ class EagleObjective:
 class _Work:
     """Places of every token row; rows and places are swapped, as chunks are taken of the first axis."""
 
-    states: Float[Array, "places rows hidden"]
-    teachers: Int[Array, "places rows"]
+    places: Int[Array, "places rows"]
     supervised: Bool[Array, "places rows"]

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jspec.drafters.eagle_net import EagleConfig, EagleNet, eagle_net
+from jspec.drafters.eagle_net import EagleConfig, eagle_net
 from jspec.net import Params
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.eagle_pass import FirstPass, first_pass, rollouts
 from jspec.objectives.frozen import Tables
+from jspec.objectives.live_chunks import summed_over_live_chunks
 from jspec.objectives.rollouts import all_places, rollout_rows
 from jspec.objectives.soft_labels import (
     Teacher,
@@ -21,7 +22,7 @@ from jspec.objectives.soft_labels import (
     soft_labels,
     split_features,
 )
-from jspec.objectives.terms import Terms, summed_over_chunks
+from jspec.objectives.terms import Terms
 from pallas_kernels.pytree import pytree
 
 DepthLoss = Literal["cross_entropy", "lk_alpha", "lk_lambda"]
@@ -105,10 +106,9 @@ class Eagle3Objective:
           chosen: not used, as `step`.
           step: update that this batch belongs to.
         """
-        net = eagle_net(self.config, params)
         check_tables(self.config.draft_vocab_size, target)
         features, last = split_features(self.config, batch)
-        first = first_pass(net, target.embed, batch, features)
+        first = first_pass(eagle_net(self.config, params), target.embed, batch, features)
         places = all_places(batch)
         live = jnp.zeros(places.shape, jnp.bool_)
         wanted = jnp.zeros(places.shape, jnp.bool_)
@@ -116,27 +116,38 @@ class Eagle3Objective:
             supervised = rollout_rows(batch, places, depth).supervised
             live, wanted = live | supervised, wanted | _shifted(supervised, depth + 1)
         teacher = read_teacher(target, last, wanted)
-        # Rows that learn something first: chunks of the others are not computed.
         order = jnp.argsort(~live, axis=1, stable=True)
         work = _Work(places=order.T, live=jnp.take_along_axis(live, order, axis=1).T)
-        sums = summed_over_chunks(
-            lambda piece: self._sums(piece, net, target, batch, first, teacher),
-            work,
-            chunk=self.chunk,
-            live=jnp.any(work.live, axis=1),
-        )
-        return self._combine(sums, batch)
+
+        def summed(params: Params, first: FirstPass, shares: _Shares) -> tuple[Array, dict[str, Array]]:
+            return summed_over_live_chunks(
+                self._sums,
+                (params, first),
+                (target, batch, teacher, shares),
+                work,
+                jnp.any(work.live, axis=1),
+                chunk=self.chunk,
+            )
+
+        shares = self._shares(batch, None)
+        if shares is None:  # what a row counts depends on all of them: they are looked at before
+            none = jnp.zeros((self.depths,), jnp.float32)
+            nothing = _Shares(cross_entropy=none, log_acceptance=none, missed=none)
+            seen = summed(*jax.lax.stop_gradient((params, first)), nothing)[1]
+            shares = self._shares(batch, seen)
+            assert shares is not None
+        numerator, sums = summed(params, first, shares)
+        return self._combine(numerator, sums, batch)
 
     def _sums(
         self,
+        theta: tuple[Params, FirstPass],
+        constants: tuple[Tables, TrainBatch, Teacher, "_Shares"],
         work: "_Work",
-        net: EagleNet,
-        target: Tables,
-        batch: TrainBatch,
-        first: FirstPass,
-        teacher: Teacher,
-    ) -> dict[str, Array]:
-        """Everything that adds up over rows, by depth."""
+    ) -> tuple[Array, dict[str, Array]]:
+        """The numerator of some rows, and everything else that adds up over rows, by depth."""
+        (params, first), (target, batch, teacher, shares) = theta, constants
+        net = eagle_net(self.config, params)
         places, live = work.places.T, work.live.T.reshape(-1)
         by_depth: list[dict[str, Array]] = []
         for depth, states in enumerate(rollouts(net, target.embed, batch, first, places, self.depths)):
@@ -160,15 +171,50 @@ class Eagle3Objective:
             )
         rows = {name: jnp.stack([d[name] for d in by_depth]).astype(jnp.float32) for name in by_depth[0]}
         sums = {name: jnp.sum(values, axis=1) for name, values in rows.items()}
-        return sums | {
+        numerator = (
+            jnp.sum(shares.cross_entropy * sums["cross_entropy"])
+            + jnp.sum(shares.log_acceptance * sums["log_acceptance"])
+            + jnp.sum(shares.missed * (sums["known"] - sums["acceptance"]))
+        )
+        return numerator, sums | {
             "accept": jnp.sum(jnp.cumprod(rows["correct"], axis=0)),
             "expected_accept": jnp.sum(jnp.cumprod(rows["acceptance"], axis=0)),
         }
 
-    def _combine(self, sums: dict[str, Array], batch: TrainBatch) -> Terms:
-        known, weights = sums["known"], self.decay ** jnp.arange(self.depths, dtype=jnp.float32)
-        numerator, denominator = self._ratio(sums, batch, weights)
-        supervised = sums["supervised"]
+    def _shares(self, batch: TrainBatch, sums: dict[str, Array] | None) -> "_Shares | None":
+        """What the sums of each depth count in the numerator; None if that takes the sums, and there are none."""
+        weights = self.decay ** jnp.arange(self.depths, dtype=jnp.float32)
+        none = jnp.zeros_like(weights)
+        if self.loss == "cross_entropy":
+            return _Shares(cross_entropy=weights, log_acceptance=none, missed=none)
+        if self.loss == "lk_alpha" and self.normaliser == "tokens":
+            return _Shares(cross_entropy=none, log_acceptance=-weights, missed=none)
+        if sums is None:
+            return None
+        known, acceptance, devices = sums["known"], sums["acceptance"], jnp.float32(1)
+        if self.data_axis is not None:
+            known, acceptance, devices = jax.lax.psum((known, acceptance, devices), self.data_axis)
+        count = jnp.maximum(known, 1)
+        of_depth = 1.0 if self.normaliser == "tokens" else 1 / count  # SpecForge: each depth's own mean
+        if self.loss == "lk_alpha":
+            return _Shares(cross_entropy=none, log_acceptance=-weights * of_depth, missed=none)
+        share = self.kl_scale * jnp.exp(-self.kl_decay * acceptance / count)
+        of_rows = 1.0 if self.normaliser == "tokens" else 1 / (batch.ids.size * devices)
+        return _Shares(
+            cross_entropy=weights * share * of_rows,
+            log_acceptance=none,
+            missed=weights * (1 - share) * of_depth,
+        )
+
+    def _combine(self, numerator: Array, sums: dict[str, Array], batch: TrainBatch) -> Terms:
+        known, supervised = sums["known"], sums["supervised"]
+        if self.normaliser == "tokens":
+            denominator = jnp.sum(self.decay ** jnp.arange(self.depths, dtype=jnp.float32) * known)
+        elif self.loss == "cross_entropy":
+            denominator = jnp.float32(batch.ids.size)
+        else:  # means already, the sum of which over devices counts as one
+            devices = 1 if self.data_axis is None else jax.lax.psum(1, self.data_axis)
+            denominator = jnp.float32(1) / devices
         metrics = {
             "cross_entropy": (sums["cross_entropy"], known),
             "accuracy": (sums["correct"], supervised),
@@ -184,30 +230,14 @@ class Eagle3Objective:
             metrics=jax.lax.stop_gradient(metrics),
         )
 
-    def _ratio(self, sums: dict[str, Array], batch: TrainBatch, weights: Array) -> tuple[Array, Array]:
-        known, devices = sums["known"], jnp.float32(1)
-        acceptance = jax.lax.stop_gradient(sums["acceptance"])
-        if self.data_axis is not None and self.loss != "cross_entropy":
-            known, acceptance, devices = jax.lax.psum((known, acceptance, devices), self.data_axis)
-        mean = acceptance / jnp.maximum(known, 1)
-        share = self.kl_scale * jnp.exp(-self.kl_decay * mean)
-        # At each depth: what it adds up to with the weight that "tokens" gives its rows ...
-        of_rows = {"cross_entropy": sums["cross_entropy"], "lk_alpha": -sums["log_acceptance"]}
-        missed = sums["known"] - sums["acceptance"]
-        of_rows["lk_lambda"] = share * sums["cross_entropy"] + (1 - share) * missed
-        if self.normaliser == "tokens":
-            return jnp.sum(weights * of_rows[self.loss]), jnp.sum(weights * sums["known"])
-        # ... or each depth's own mean, as SpecForge has it.
-        positions = jnp.float32(batch.ids.size)
-        if self.loss == "cross_entropy":
-            return jnp.sum(weights * sums["cross_entropy"]), positions
-        of_depth = jnp.maximum(known, 1)
-        means = {
-            "lk_alpha": -sums["log_acceptance"] / of_depth,
-            "lk_lambda": share * sums["cross_entropy"] / (positions * devices)
-            + (1 - share) * missed / of_depth,
-        }
-        return jnp.sum(weights * means[self.loss]), 1 / devices
+
+@pytree
+class _Shares:
+    """Factors of the sums of each depth in the numerator."""
+
+    cross_entropy: Float[Array, "depths"]
+    log_acceptance: Float[Array, "depths"]
+    missed: Float[Array, "depths"]  # 1 - acceptance
 
 
 @pytree

@@ -11,6 +11,7 @@ from jspec.net import Params
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.depth_samples import DepthSample, sample_depths
 from jspec.objectives.frozen import Tables
+from jspec.objectives.live_chunks import summed_over_live_chunks
 from jspec.objectives.rollout_attention import blockwise
 from jspec.objectives.rollouts import all_places, rollout_rows, taken, visible_context
 from jspec.objectives.soft_labels import (
@@ -21,7 +22,7 @@ from jspec.objectives.soft_labels import (
     soft_labels,
     split_features,
 )
-from jspec.objectives.terms import Terms, summed_over_chunks
+from jspec.objectives.terms import Terms
 from jspec.targets.layers import See
 from pallas_kernels.pytree import pytree
 
@@ -106,40 +107,42 @@ class PEagleObjective:
         wanted = wanted.at[jnp.arange(places.shape[0])[:, None], row.teachers].max(supervised)
         teacher = read_teacher(target, last, wanted)
         order = jnp.argsort(~supervised, axis=1, stable=True)
-        work = _Work(
-            states=jnp.swapaxes(taken(states, order), 0, 1),
-            depths=taken(depths, order).T,
-            teachers=taken(row.teachers, order).T,
-            supervised=taken(supervised, order).T,
-        )
-        sums = summed_over_chunks(
-            lambda piece: self._sums(piece, net, target, teacher),
+        work = _Work(places=order.T, supervised=taken(supervised, order).T)
+        numerator, sums = summed_over_live_chunks(
+            self._sums,
+            (params, states),
+            (target, row.teachers, depths, teacher),
             work,
+            jnp.any(work.supervised, axis=1),
             chunk=-(-self.chunk // batch.ids.shape[0]),
-            live=jnp.any(work.supervised, axis=1),
         )
-        return self._combine(sums)
+        return self._combine(numerator, sums)
 
-    def _sums(self, work: "_Work", net: EagleNet, target: Tables, teacher: Teacher) -> dict[str, Array]:
-        states = jnp.swapaxes(work.states, 0, 1)
+    def _sums(
+        self, theta: tuple[Params, Array], constants: tuple[Tables, Array, Array, Teacher], work: "_Work"
+    ) -> tuple[Array, dict[str, Array]]:
+        (params, states), (target, teachers, depths, teacher) = theta, constants
+        net, places = eagle_net(self.config, params), work.places.T
+        states, teachers, depths = (taken(values, places) for values in (states, teachers, depths))
         logits = net.logits(states.reshape(-1, states.shape[2]), target.logits)
-        agreed = agreement(logits, soft_labels(target, teacher, work.teachers.T))
+        agreed = agreement(logits, soft_labels(target, teacher, teachers))
         supervised = work.supervised.T.reshape(-1)
         known = supervised & agreed.known
-        at_depth = work.depths.T.reshape(-1)[None] == jnp.arange(self.depths)[:, None]
+        at_depth = depths.reshape(-1)[None] == jnp.arange(self.depths)[:, None]
 
         def by_depth(values: Array) -> Array:
             return jnp.sum(jnp.where(at_depth, values[None].astype(jnp.float32), 0), axis=1)
 
-        return {
+        sums = {
             "supervised": by_depth(supervised),
             "known": by_depth(known),
             "cross_entropy": by_depth(jnp.where(known, agreed.cross_entropy, 0)),
             "acceptance": by_depth(jnp.where(known, agreed.acceptance, 0)),
             "correct": by_depth(known & agreed.correct),
         }
+        return jnp.sum(sums["cross_entropy"]), sums
 
-    def _combine(self, sums: dict[str, Array]) -> Terms:
+    def _combine(self, numerator: Array, sums: dict[str, Array]) -> Terms:
         supervised, known = sums["supervised"], sums["known"]
         metrics = {
             "cross_entropy": (sums["cross_entropy"], known),
@@ -149,7 +152,7 @@ class PEagleObjective:
             "acceptance": (sums["acceptance"], known),
         }
         return Terms(
-            numerator=jnp.sum(sums["cross_entropy"]),
+            numerator=numerator,
             denominator=jax.lax.stop_gradient(jnp.sum(known)),
             metrics=jax.lax.stop_gradient(metrics),
         )
@@ -216,7 +219,5 @@ def _rows(batch: TrainBatch, sample: DepthSample) -> tuple[Array, Array, Array]:
 class _Work:
     """Rows of every token row; the two are swapped, as chunks are taken of the first axis."""
 
-    states: Float[Array, "places rows hidden"]
-    depths: Int[Array, "places rows"]
-    teachers: Int[Array, "places rows"]
+    places: Int[Array, "places rows"]
     supervised: Bool[Array, "places rows"]

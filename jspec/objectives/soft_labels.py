@@ -24,8 +24,10 @@ class Teacher:
     """What the target says after every token, without a table of [tokens, vocabulary]."""
 
     states: Float[Array, "rows tokens hidden"]  # what its head reads
-    log_normaliser: Float[Array, "rows tokens"]  # over the whole vocabulary; both are 0 where nobody asks
-    best: Int[Array, "rows tokens"]  # most probable id, the lowest on ties
+    # Of a reduced vocabulary, else of no tokens; 0 where nobody asks:
+    logits: Float[Array, "rows read drafted"]  # of the ids that can be drafted
+    log_normaliser: Float[Array, "rows read"]  # over the whole vocabulary
+    best: Int[Array, "rows read"]  # most probable id, the lowest on ties
 
 
 @pytree
@@ -54,7 +56,7 @@ def read_teacher(
     *,
     chunk: int = _ROWS,
 ) -> Teacher:
-    """Reads normaliser and best id of the wanted tokens; no gradient flows into the target.
+    """Reads what a reduced vocabulary needs to know of the wanted tokens; no gradient flows into the target.
 
     Only `chunk` rows of the whole vocabulary exist at a time, and chunks in which nothing is wanted are not
     computed.
@@ -66,48 +68,57 @@ def read_teacher(
       chunk: rows at a time.
     """
     states = jax.lax.stop_gradient(states)
+    rows, tokens = wanted.shape
     if not isinstance(target, DraftTables):
-        nothing = jnp.zeros(wanted.shape, jnp.float32)
-        return Teacher(states=states, log_normaliser=nothing, best=nothing.astype(jnp.int32))
-    rows = wanted.size
+        none = jnp.zeros((rows, 0), jnp.float32)
+        return Teacher(
+            states=states, logits=none[:, :, None], log_normaliser=none, best=none.astype(jnp.int32)
+        )
+    drafted = target.head.shape[1]
+    chunk = min(chunk, rows * tokens)
+    pieces = -(-rows * tokens // chunk)
     order = jnp.argsort(~wanted.reshape(-1), stable=True)
-    chunk = min(chunk, rows)
-    pieces = -(-rows // chunk)
-    order = jnp.pad(order, (0, pieces * chunk - rows), mode="edge").reshape(pieces, chunk)
-    flat, asked = states.reshape(rows, -1), wanted.reshape(-1)
+    order = jnp.pad(order, (0, pieces * chunk - rows * tokens), mode="edge").reshape(pieces, chunk)
+    flat, asked = states.reshape(rows * tokens, -1), wanted.reshape(-1)
 
-    def read(index: Array) -> tuple[Array, Array]:
+    def read(index: Array) -> tuple[Array, Array, Array]:
         logits = target.tables.logits(flat[index])
-        return jax.nn.logsumexp(logits, axis=-1), argmax(logits)
+        return target.logits(flat[index]), jax.nn.logsumexp(logits, axis=-1), argmax(logits)
 
-    def skipped(index: Array) -> tuple[Array, Array]:
-        return jnp.zeros((chunk,), jnp.float32), jnp.zeros((chunk,), jnp.int32)
+    def skipped(index: Array) -> tuple[Array, Array, Array]:
+        none = jnp.zeros((chunk,), jnp.float32)
+        return jnp.zeros((chunk, drafted), jnp.float32), none, none.astype(jnp.int32)
 
     found = jax.lax.map(lambda index: jax.lax.cond(jnp.any(asked[index]), read, skipped, index), order)
 
     def back(values: Array) -> Array:
-        return (
-            jnp.zeros((rows,), values.dtype)
-            .at[order.reshape(-1)]
-            .set(values.reshape(-1))
-            .reshape(wanted.shape)
-        )
+        shape = values.shape[2:]
+        out = jnp.zeros((rows * tokens, *shape), values.dtype)
+        out = out.at[order.reshape(-1)].set(values.reshape(-1, *shape))
+        return out.reshape(rows, tokens, *shape)
 
-    return jax.lax.stop_gradient(
-        Teacher(states=states, log_normaliser=back(found[0]), best=jnp.maximum(back(found[1]), 0))
+    logits, log_normaliser, best = jax.lax.stop_gradient(found)
+    return Teacher(
+        states=states,
+        logits=back(logits),
+        log_normaliser=back(log_normaliser),
+        best=jnp.maximum(back(best), 0),
     )
 
 
 def soft_labels(target: Tables, teacher: Teacher, index: Int[Array, "rows places"]) -> SoftLabels:
     """The labels of tokens `index` of each row, one after the other."""
-    states = taken(teacher.states, index)
-    logits = target.logits(states.reshape(-1, states.shape[2]))
     if isinstance(target, DraftTables):
         normaliser, best = taken(teacher.log_normaliser, index), taken(teacher.best, index)
+        logits = taken(teacher.logits, index)
         labels = SoftLabels(
-            logits=logits, log_normaliser=normaliser.reshape(-1), columns=target.columns[best.reshape(-1)]
+            logits=logits.reshape(-1, logits.shape[2]),
+            log_normaliser=normaliser.reshape(-1),
+            columns=target.columns[best.reshape(-1)],
         )
     else:
+        states = taken(teacher.states, index)
+        logits = target.logits(states.reshape(-1, states.shape[2]))
         labels = SoftLabels(
             logits=logits, log_normaliser=jax.nn.logsumexp(logits, axis=-1), columns=argmax(logits)
         )

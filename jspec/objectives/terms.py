@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from pallas_kernels.pytree import pytree
 
@@ -35,9 +35,7 @@ def add(a: Terms, b: Terms) -> Terms:
     return jax.tree.map(jnp.add, a, b)
 
 
-def summed_over_chunks(
-    terms_of: Callable[[T], S], items: T, *, chunk: int, live: Bool[Array, "items"] | None = None
-) -> S:
+def summed_over_chunks(terms_of: Callable[[T], S], items: T, *, chunk: int) -> S:
     """Sums `terms_of(chunk of items)` with one chunk's intermediate values in memory at a time.
 
     Each chunk is computed again in the backward pass instead of being kept.
@@ -47,7 +45,6 @@ def summed_over_chunks(
         zero, because the last chunk is filled up with them.
       items: a pytree of arrays with one leading axis in common.
       chunk: items at a time.
-      live: items that add something: a chunk without any is not computed. None = all.
     """
     count = jax.tree.leaves(items)[0].shape[0]
     chunk = min(chunk, count)
@@ -64,11 +61,4 @@ def summed_over_chunks(
     def step(total: S, piece: T) -> tuple[S, None]:
         return jax.tree.map(jnp.add, total, jax.checkpoint(terms_of)(piece)), None
 
-    if live is None:
-        return jax.lax.scan(step, start, split_items)[0]
-
-    def live_step(total: S, piece: tuple[T, Array]) -> tuple[S, None]:
-        computed = jax.lax.cond(piece[1], jax.checkpoint(terms_of), lambda _: start, piece[0])
-        return jax.tree.map(jnp.add, total, computed), None
-
-    return jax.lax.scan(live_step, start, (split_items, jnp.any(split(live), axis=1)))[0]
+    return jax.lax.scan(step, start, split_items)[0]

@@ -54,7 +54,8 @@ def run_dspark_case(folder: Path, name: str) -> None:
             arrays["confidence_raw"],
         )
         # What a calibration makes of the drafter's confidence, which it reads as a logit.
-        logit = np.log(ready.proposal.confidence) - np.log1p(-np.asarray(ready.proposal.confidence))
+        confidence = np.asarray(ready.proposal.confidence)
+        logit = np.log(confidence) - np.log1p(-confidence)
         calibrated = jax.nn.sigmoid(logit / arrays["sts_temperatures"][None])
         close(name, "confidence", calibrated, arrays["confidence"])
 

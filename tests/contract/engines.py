@@ -5,6 +5,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 from contract.drafters import Cut, Drawn, WrongRow, tiny_dflash2, tiny_domino, tiny_dspark
+from contract.eagle_drafters import tiny_eagle3
 from contract.tree_drafters import Branches, Confident
 
 from jspec.decode import Method, Models
@@ -41,10 +42,14 @@ DRAFTERS = {
     "varying": (Drawn(draft_length=M, sparse=False, varying=True), (jnp.asarray(DRAFT_TABLE),)),
     "dflash2": tiny_dflash2(VOCABULARY, M),
     "dspark": tiny_dspark(VOCABULARY, M),
-    "fork": (Branches(shape=FORK, right=3), ()),
+    "fork": (Branches(shape=FORK), ()),
     "tree": (
         Confident(shape=dynamic_tree(width=3, depth=3, draft_length=7)),
         (jnp.asarray(DRAFT_TABLE),),
+    ),
+    "eagle3": tiny_eagle3(VOCABULARY, reduced=True, draft_length=M),
+    "eagle3-tree": tiny_eagle3(
+        VOCABULARY, reduced=False, tree=dynamic_tree(width=2, depth=3, draft_length=5)
     ),
 }
 
@@ -67,8 +72,10 @@ OTHERS = {
 def engine(drafter: str, target_table: np.ndarray = TABLE, **options) -> Engine:
     """A fresh engine on the table target."""
     method_drafter, params = (DRAFTERS | OTHERS)[drafter]
-    if isinstance(method_drafter, Cut | Branches):
+    if isinstance(method_drafter, Cut):
         params = (jnp.asarray(target_table),)
+    if isinstance(method_drafter, Branches):
+        params = (jnp.asarray(target_table), jnp.int32(FORK.depth), jnp.int32(FORK.draft_length))
     block_verification = options.pop("block_verification", False)
     return Engine(
         method=Method(

@@ -2,67 +2,22 @@
 
 import dataclasses
 import json
-import shutil
-import signal
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-import tokenizers
+from training_runs import MASK, Figures, leaves_of
 
 import jspec
 from jspec.capture import Capture
 from jspec.checkpoints.dflash import load_dflash
 from jspec.checkpoints.target import load_target
 from jspec.features import layer_outputs
-from jspec.text.tokenizer import load_tokenizer
 from jspec_train.checkpoints import Checkpoints
 from jspec_train.feature_store import capture_to_store
 from jspec_train.recipe import recipe_of
 from jspec_train.run import open_run
-from jspec_train.sample import Sample
-from jspec_train.sample_header import Header
-from jspec_train.samples import SampleWriter
 from jspec_train.training import train_run
-
-TARGET = Path(__file__).parents[1] / "data" / "targets" / "llama_plain"
-MASK = 60
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    """A target's folder with a tokenizer of one word per id."""
-    folder = tmp_path_factory.mktemp("target")
-    shutil.copytree(TARGET, folder, dirs_exist_ok=True)
-    words = {f"w{index}": index for index in range(61)}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    backend.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def write_data(folder, target, count, seed, *, longest=24):
-    rng = np.random.default_rng(seed)
-    tokenizer = load_tokenizer(target).identity
-    with SampleWriter(
-        folder, Header(kind="samples", tokenizer=tokenizer, template="", max_length=64)
-    ) as writer:
-        for number in range(count):
-            ids = rng.integers(3, MASK, rng.integers(12, longest + 1)).astype(np.int32)
-            mask = np.arange(len(ids)) >= 4
-            writer.write(
-                Sample(id=f"s{number}", ids=ids, loss_mask=mask, task="odd" if number % 2 else "even")
-            )
-        return writer.finish()
-
-
-@pytest.fixture(scope="module")
-def data(target, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_data(folder / "train", target, 24, 0)
-    write_data(folder / "validation", target, 4, 1)
-    return folder
 
 
 @pytest.fixture
@@ -85,25 +40,6 @@ def recipe(target, data, tmp_path):
         return recipe_of(values, "test")
 
     return make
-
-
-class Figures:
-    """Remembers what it is told; `stop_at` presses Ctrl-C at an update."""
-
-    def __init__(self, stop_at=None):
-        self.losses, self.evaluations, self.stop_at = {}, {}, stop_at
-
-    def on_update(self, step, values):
-        self.losses[step] = values["loss"]
-        if step == self.stop_at:
-            signal.raise_signal(signal.SIGINT)
-
-    def on_evaluation(self, step, values):
-        self.evaluations[step] = values
-
-
-def leaves_of(outcome):
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(outcome.state)]
 
 
 def test_a_run_ends_with_a_drafter_that_decodes(recipe, target, data, tmp_path):

@@ -11,16 +11,22 @@ import jax.numpy as jnp
 
 from jspec.bench.measure import Measurement, measure
 from jspec.capture import Capture
-from jspec.checkpoints.dflash import LoadedDrafter
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.checkpoints.target import LoadedTarget
 from jspec.decode import Method, Models
-from jspec.drafters.dflash import dflash_net
+from jspec.drafters.dflash import DFlash, dflash_net
+from jspec.drafters.eagle import Eagle
+from jspec.drafters.eagle_net import eagle_net
 from jspec.drafters.plain import plain
 from jspec.engine import Engine
-from jspec.features import layer_outputs
 from jspec.objectives.batch import TrainBatch, on_devices
 from jspec.objectives.dflash import DFlashObjective
+from jspec.objectives.domino import DominoObjective
+from jspec.objectives.dspark import DSparkObjective
+from jspec.objectives.eagle import EagleObjective
+from jspec.objectives.eagle3 import Eagle3Objective
 from jspec.objectives.frozen import FrozenTarget, Tables, draft_tables
+from jspec.objectives.peagle import PEagleObjective
 from jspec.objectives.terms import add
 from jspec.settings import Settings
 from jspec.text.tokenizer import Tokenizer
@@ -29,6 +35,8 @@ from jspec_train.decoding import HeldOutPrompt
 from jspec_train.loop import scalars
 from jspec_train.samples import SampleSource
 
+BlockObjective = DFlashObjective | DSparkObjective | DominoObjective
+AnyObjective = BlockObjective | EagleObjective | Eagle3Objective | PEagleObjective
 _SEED = 0  # of the anchors: the same ones for every drafter
 
 
@@ -38,8 +46,28 @@ class Pair:
 
     target: LoadedTarget
     tokenizer: Tokenizer
-    drafter: LoadedDrafter
+    drafter: LoadedDrafter[DFlash] | LoadedDrafter[Eagle]
     dtype: Any
+
+
+def objective_of(drafter: DFlash | Eagle, num_anchors: int) -> AnyObjective:
+    """The loss that says how well a drafter predicts held-out text: as deep as it drafts, all rows alike.
+
+    Args:
+      drafter: of any method that is trained here.
+      num_anchors: of a block drafter, per row.
+    """
+    if isinstance(drafter, DFlash):
+        of_method = {"DSpark": DSparkObjective, "Domino": DominoObjective}
+        kind = of_method.get(drafter.config.method, DFlashObjective)
+        return kind(config=drafter.config, num_anchors=num_anchors)
+    config = drafter.config
+    if config.kind == "eagle":
+        return EagleObjective(config=config)
+    depths = drafter.shape.depth
+    if config.mask_token_id is not None:
+        return PEagleObjective(config=config, depths=depths, ratio=1.0, least=1.0)
+    return Eagle3Objective(config=config, depths=depths, decay=1.0)
 
 
 def teacher_forced(
@@ -50,23 +78,27 @@ def teacher_forced(
     Raises:
       ValueError: the features in `source` are not this drafter's, or there are no samples.
     """
-    config = pair.drafter.drafter.config
-    names = layer_outputs(config.target_layer_ids)
-    capture = Capture(target=pair.target.target, names=names, dtype=_feature_dtype(pair.dtype))
+    drafter, target = pair.drafter.drafter, pair.target.target
+    objective = objective_of(drafter, num_anchors)
+    names = objective.captured
+    capture = Capture(target=target, names=names, dtype=_feature_dtype(pair.dtype))
     if source.header.features is not None:
-        source.header.features.check(pair.target.target)
-        if source.header.features.names != names:
+        source.header.features.check(target)
+        if not set(names) <= set(source.header.features.names):
             raise ValueError(
                 f"samples: expected features {list(names)}, got {list(source.header.features.names)}; "
                 "use the samples without features, or capture them for this drafter"
             )
-    objective = DFlashObjective(config=config, num_anchors=num_anchors)
-    frozen = FrozenTarget(params=pair.target.params, target=pair.target.target)
-    net = dflash_net(config, pair.drafter.params)
+        source = source.select(names)
+    frozen = FrozenTarget(params=pair.target.params, target=target)
+    net = (
+        dflash_net(drafter.config, pair.drafter.params)
+        if isinstance(drafter, DFlash)
+        else eagle_net(drafter.config, pair.drafter.params)
+    )
     tables: Tables = frozen
     if net.draft_ids is not None:
-        ids = net.draft_ids[...]
-        tables = draft_tables(frozen, pair.target.target.hidden_size, ids, pair.target.target.vocab_size)
+        tables = draft_tables(frozen, target.hidden_size, net.draft_ids[...], target.vocab_size)
 
     @jax.jit
     def terms(params: Any, tables: Tables, target_params: Any, batch: TrainBatch, key: Any) -> Any:

@@ -240,13 +240,13 @@ def test_calibration_error_by_hand():
     batch, target = batch_of(1, 24), tiny_target()
     objective = DSparkObjective(config=config)
     terms = compiled(objective)(params, target, batch, objective.choose(batch, jax.random.key(0)))
-    error = np.asarray(calibration_error(terms))
     confidence, counts = (np.asarray(x) for x in terms.metrics["binned_confidence"])
-    acceptance = np.asarray(terms.metrics["binned_acceptance"][0])
-    for draft in range(DRAFTS):
-        used = counts[draft] > 0
-        gaps = np.abs(confidence[draft, used] - acceptance[draft, used]) / counts[draft, used]
-        np.testing.assert_allclose(error[draft], np.average(gaps, weights=counts[draft, used]), rtol=1e-5)
+    acceptance, used = np.asarray(terms.metrics["binned_acceptance"][0]), counts > 0
+    assert counts.sum() == np.sum(terms.metrics["acceptance"][1]) and used.sum() > 1
+    gaps = np.abs(confidence[used] / counts[used] - acceptance[used] / counts[used])
+    np.testing.assert_allclose(calibration_error(terms), np.average(gaps, weights=counts[used]), rtol=1e-5)
+    bias = np.sum(terms.metrics["confidence_bias"][0])
+    np.testing.assert_allclose(np.sum(confidence - acceptance), bias, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

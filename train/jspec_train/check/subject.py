@@ -7,6 +7,8 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from jspec.checkpoints.dflash import LoadedDrafter, load_dflash
+from jspec.checkpoints.eagle_config import architecture_of
+from jspec.checkpoints.hf_target import read_json
 from jspec.checkpoints.target import LoadedTarget, load_target
 from jspec.drafters.dflash import dflash_net
 from jspec.drafters.dflash_net import DFlashConfig
@@ -87,6 +89,7 @@ def open_subject(target: str, drafter: str, data: str | Path | None, dtype: str)
         raise FileNotFoundError(
             f"drafter: expected the folder or hub id of a DFlash checkpoint, got {drafter!r}; check the path"
         )
+    _check_method(folder)
     path = resolve(target)
     tokenizer = load_tokenizer(path)
     loaded = load_target(path, dtype=dtype)
@@ -95,8 +98,25 @@ def open_subject(target: str, drafter: str, data: str | Path | None, dtype: str)
         opened = load_dflash(folder, jnp.float32)
     except (ValueError, OSError) as problem:
         refusal = " ".join(str(problem).split())
+    if opened is not None and opened.drafter.config.method not in ("DFlash", "DFlash 2"):
+        raise _other_method(opened.drafter.config.method, folder)
     return Subject(
         loaded=loaded, tokenizer=tokenizer, folder=folder, drafter=opened, refusal=refusal, source=source
+    )
+
+
+def _check_method(folder: Path) -> None:
+    """The steps are written for DFlash: another method's folder is no fault of theirs."""
+    config = folder / "config.json"
+    architecture = architecture_of(read_json(config)) if config.is_file() else None
+    if architecture is not None:
+        raise _other_method(architecture, folder)
+
+
+def _other_method(method: str, folder: Path) -> ValueError:
+    return ValueError(
+        f"drafter: expected a DFlash or DFlash 2 drafter, got the {method} in {folder}, which `jspec check` "
+        "has no steps for yet; `jspec evaluate` measures it"
     )
 
 

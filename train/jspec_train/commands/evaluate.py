@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jspec.bench.table import as_json, measurement_table, round_table
-from jspec.checkpoints.dflash import load_dflash
+from jspec.checkpoints.draft_vocabulary import read_draft_vocabulary
+from jspec.checkpoints.drafter import load_drafter
 from jspec.checkpoints.target import load_target
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype
 from jspec.loading import keep_compiled_programs, resolve
@@ -48,10 +49,16 @@ def evaluate_command(
         source = open_samples(samples)
         path = resolve(target)
         chosen = jnp.dtype(dtype)
+        loaded, tokenizer = load_target(path, dtype=chosen), load_tokenizer(path)
+        vocabulary = read_draft_vocabulary(drafter)
+        if vocabulary is not None:
+            vocabulary.check_tokenizer(tokenizer.identity)
         pair = Pair(
-            target=load_target(path, dtype=chosen),
-            tokenizer=load_tokenizer(path),
-            drafter=load_dflash(drafter, chosen, draft_length),
+            target=loaded,
+            tokenizer=tokenizer,
+            drafter=load_drafter(
+                drafter, chosen, draft_length=draft_length, num_target_layers=loaded.target.num_layers
+            ),
             dtype=chosen,
         )
         status.update("teacher-forced figures")

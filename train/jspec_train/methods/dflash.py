@@ -16,7 +16,6 @@ from jspec.drafters.dflash2 import dflash2
 from jspec.drafters.dflash_init import init_dflash_params, init_from_target, upgrade_dflash_params
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.drafters.protocol import Drafter
-from jspec.features import layer_outputs
 from jspec.net import Leaf, Params
 from jspec.objectives.dflash import DFlashObjective, SelectorTerm
 from jspec_train.drafters import other_sizes
@@ -36,7 +35,7 @@ class DFlashMethod:
     @property
     def captured(self) -> tuple[str, ...]:
         """States that a batch's features hold, in order."""
-        return layer_outputs(self.config.target_layer_ids)
+        return self.objective(1).captured
 
     @property
     def features(self) -> tuple[str, ...]:

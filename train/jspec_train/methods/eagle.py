@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jspec.checkpoints.eagle import load_eagle
+from jspec.checkpoints.eagle_save import save_eagle
 from jspec.checkpoints.target import LoadedTarget
 from jspec.drafters.eagle import eagle
 from jspec.drafters.eagle_from_target import eagle_from_target
@@ -141,9 +142,7 @@ class EagleMethod:
         return eagle(self.config, draft_length=draft_length)
 
     def save(self, folder: Path, params: Params, files: Mapping[str, str]) -> None:
-        """In the layout of SpecForge and SGLang."""
-        from jspec.checkpoints.eagle_save import save_eagle
-
+        """In the layout that most programs read of such a drafter."""
         save_eagle(folder, self.config, params, files=files)
 
     def plan(self, rows: int, longest: int) -> Mapping[str, Any]:
