@@ -4,6 +4,7 @@ from jspec.decode import Method, Models
 from jspec.engine import Engine
 from jspec.loading import load, with_drafter
 from jspec.results import Counters, Piece, Result, TokenLogProb
+from jspec.session import Session
 from jspec.settings import Settings
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Models",
     "Piece",
     "Result",
+    "Session",
     "Settings",
     "TokenLogProb",
     "load",

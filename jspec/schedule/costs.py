@@ -200,11 +200,14 @@ def load_costs(path: str | Path) -> MeasuredCosts | TableCosts:
             f"cells: expected a list of numbers named {', '.join(sorted(names))}, got {str(known['cells'])[:60]}; "
             "profile again"
         )
-    real = ("seconds", "spread")
     cells = tuple(
         Cell(
-            **{name: float(cell[name]) for name in real},
-            **{name: int(cell[name]) for name in names.difference(real)},
+            lanes=int(cell["lanes"]),
+            nodes=int(cell["nodes"]),
+            chunk=int(cell["chunk"]),
+            context=int(cell["context"]),
+            seconds=float(cell["seconds"]),
+            spread=float(cell["spread"]),
         )
         for cell in known["cells"]
     )

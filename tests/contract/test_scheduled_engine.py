@@ -1,12 +1,15 @@
 """An engine with a schedule: the same tokens as without, of as many draft tokens as the costs suggest."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax.numpy as jnp
 import pytest
-from contract.engines import TABLE, M, engine, shared
+from contract.engines import OTHERS, TABLE, M, engine, shared
 
+from jspec.loading import with_drafter
+from jspec.schedule.calibration_file import Calibration
 from jspec.schedule.scheduler import Scheduler
 from jspec.settings import Settings
 
@@ -140,6 +143,31 @@ def test_a_session_takes_requests_while_others_run():
     assert [r.token_ids for r in results] == [line(1, 12), line(2, 9), line(3, 9)]
     for index, result in enumerate(results):
         assert tuple(t for p in pieces if p.index == index for t in p.token_ids) == result.token_ids
+
+
+def test_schedule_and_calibration_come_with_a_drafter_and_are_held_against_it():
+    base = engine("plain", max_slots=1)
+    drafter, params = OTHERS["confident"]
+    calibration = Calibration(
+        temperatures=(1.5,) * M,
+        offsets=(0.2,) * M,
+        survival=(0.5, 0.3, 0.1),
+        target=base.method.target.identity,
+        drafter=drafter.name,
+        dataset="words",
+        num_samples=1,
+        ece_before=(0.1,) * M,
+        ece_after=(0.1,) * M,
+        fit="likelihood",
+    )
+    with_schedule = functools.partial(with_drafter, base, drafter, drafter_params=params, schedule=RISING)
+    used = with_schedule(calibration=calibration)
+    assert used.method.scheduled and used.method.confidence_curve == calibration.curve
+    result = used.generate([[1]], Settings(max_tokens=10))[0]
+    assert result.token_ids == line(1, 10) and result.scheduled
+    other = dataclasses.replace(calibration, target="another table")
+    with pytest.raises(ValueError, match="calibration: expected one for target"):
+        with_schedule(calibration=other)
 
 
 def test_a_drafter_without_confidence_has_no_schedule():

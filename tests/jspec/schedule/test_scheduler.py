@@ -110,6 +110,10 @@ def test_rows_of_an_earlier_request_on_the_slot_are_not_used():
     other = history.samples([1], [4])
     assert other.shape == (History.DEPTH, 1, M)
     assert not (other == rows).any()
+    first = np.array([(0.3, 0.2, 0.1)], np.float32)
+    history.add([1], Known(rows=first, generations=np.array([4]), rounds=np.array([History.DEPTH])))
+    own = history.samples([1], [4])[:, 0]
+    assert (own == first).all(axis=1).sum() == 1 and not (own == rows).any()
 
 
 def test_nothing_younger_than_two_rounds_is_used_and_nothing_is_waited_for():
