@@ -10,8 +10,9 @@ from rich.console import Console
 from jspec.bench.costs import best_draft_length, round_costs
 from jspec.bench.measure import measure
 from jspec.bench.prompts import PROMPTS, read_prompts
-from jspec.bench.simulate import CURVES, compare, load_traces, synthetic_traces
+from jspec.bench.simulate import CURVES, compare
 from jspec.bench.table import as_json, cost_table, measurement_table, round_table, simulation_table
+from jspec.bench.traces import load_traces, synthetic_traces
 from jspec.commands.options import DEFAULT_CACHE, Calibration, CompilationCache, Dtype, Model, Schedule
 from jspec.drafters.simulated import simulated
 from jspec.drafters.tree_shape import parse_tree
@@ -101,6 +102,12 @@ def bench(
             measured = round_costs(engine_for, prompt, (1, 2, 3, 5, 7))
     console.print(measurement_table(measurements))
     console.print(round_table(measurements))
+    for m in measurements if schedule is not None else ():
+        proposed, verified, budget = m.counters.proposed, m.counters.verified, m.counters.budget
+        console.print(
+            f"{m.task}, {m.variant}: {m.counters.rounds} rounds verified {verified} of {proposed} draft tokens, "
+            f"with room for {budget:.0f}"
+        )
     for m in measurements:
         if m.looping:
             console.print(f"{m.task}: prompts {list(m.looping)} left out, their text is stuck in a loop")

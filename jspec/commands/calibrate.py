@@ -11,8 +11,8 @@ from rich.table import Table
 
 from jspec.bench.confidences import Recorded, record
 from jspec.bench.prompts import PROMPTS, read_prompts
-from jspec.bench.simulate import recorded_traces, save_traces
 from jspec.bench.table import NARROW
+from jspec.bench.traces import recorded_traces, save_traces
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype, Model
 from jspec.loading import load
 from jspec.schedule.calibration import (

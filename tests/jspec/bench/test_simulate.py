@@ -4,18 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.bench.simulate import (
-    CURVES,
-    Roofline,
-    Trace,
-    allotted,
-    compare,
-    load_traces,
-    recorded_traces,
-    save_traces,
-    simulate,
-    synthetic_traces,
-)
+from jspec.bench.simulate import CURVES, Roofline, allotted, compare, simulate
+from jspec.bench.traces import Trace, load_traces, recorded_traces, save_traces, synthetic_traces
 from jspec.schedule.allotment import allot
 
 TRACES = synthetic_traces(24, tokens=96)
