@@ -1,6 +1,7 @@
 """Speculative decoding in JAX: decode and serve language models faster, with exactly their distribution."""
 
 from jspec.decode import Method, Models
+from jspec.drafters.tree_shape import dynamic_tree, static_tree
 from jspec.engine import Engine
 from jspec.loading import load, with_drafter
 from jspec.results import Counters, Piece, Result, TokenLogProb
@@ -17,6 +18,8 @@ __all__ = [
     "Session",
     "Settings",
     "TokenLogProb",
+    "dynamic_tree",
     "load",
+    "static_tree",
     "with_drafter",
 ]
