@@ -1,9 +1,11 @@
 """Speculative decoding in JAX: decode and serve language models faster, with exactly their distribution."""
 
 from jspec.decode import Method, Models
+from jspec.drafters.tree_shape import dynamic_tree, static_tree
 from jspec.engine import Engine
 from jspec.loading import load, with_drafter
 from jspec.results import Counters, Piece, Result, TokenLogProb
+from jspec.session import Session
 from jspec.settings import Settings
 
 __all__ = [
@@ -13,8 +15,11 @@ __all__ = [
     "Models",
     "Piece",
     "Result",
+    "Session",
     "Settings",
     "TokenLogProb",
+    "dynamic_tree",
     "load",
+    "static_tree",
     "with_drafter",
 ]

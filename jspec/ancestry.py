@@ -6,6 +6,8 @@ Parents past a proposal's length may be anything; what is said of those nodes me
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from jspec.first import first_where
+
 
 def ancestors(parents: Int[Array, "lanes drafts"]) -> Bool[Array, "lanes nodes drafts"]:
     """Which draft tokens lie on the way from the anchor to each node, the node itself included.
@@ -33,6 +35,11 @@ def depths(parents: Int[Array, "lanes drafts"]) -> Int[Array, "lanes nodes"]:
         depth = depth + jnp.take_along_axis(depth, up, axis=1)
         up = jnp.take_along_axis(up, up, axis=1)
     return depth
+
+
+def leading(parents: Int[Array, "lanes drafts"], depth: Int[Array, "lanes"]) -> Int[Array, "lanes"]:
+    """How many draft tokens come before the first one that is deeper than `depth`."""
+    return first_where(depths(parents)[:, 1:] > depth[:, None], parents.shape[1])
 
 
 def _parents_of_nodes(parents: Int[Array, "lanes drafts"]) -> Int[Array, "lanes nodes"]:

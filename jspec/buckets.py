@@ -12,9 +12,14 @@ class Bucket:
     nodes: int  # nodes whose logits are needed: one per lane, plus draft tokens
     chunk: int  # prompt tokens executed besides, without logits
 
+    @property
+    def budget(self) -> int:
+        """Draft tokens that there is room for, over all lanes."""
+        return self.nodes - self.lanes
+
     def width(self, draft_length: int) -> int:
         """Most nodes that one lane can have: its anchor, the draft tokens there is room for, a chunk."""
-        return 1 + min(self.nodes - self.lanes, draft_length) + self.chunk
+        return 1 + min(self.budget, draft_length) + self.chunk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +59,19 @@ class Ladder:
         while lanes * (width - 1) < total:
             width *= 2
         return Bucket(lanes=lanes, nodes=lanes * min(width, self.draft_length + 1), chunk=0)
+
+    def scheduled(self, count: int) -> tuple[Bucket, ...]:
+        """The buckets that a schedule may choose from for `count` decoding lanes, ascending, plain first.
+
+        Nodes grow by a half or less at a time: what a budget needs is never much less than what it gets.
+        """
+        lanes = self.lanes(count)
+        most, halves = self.draft_length + 1, [2]
+        while halves[-1] < 2 * most:
+            step = 1 << (halves[-1].bit_length() - 2)  # 2, 3, 4, 6, 8, 12, 16, ...
+            halves.append(halves[-1] + step)
+        nodes = sorted({lanes * min(half, 2 * most) // 2 for half in halves})
+        return tuple(Bucket(lanes=lanes, nodes=count, chunk=0) for count in nodes)
 
     def prefill(self, remaining: int) -> Bucket:
         """The bucket for one lane with `remaining` prompt tokens to execute (the last one is a node)."""

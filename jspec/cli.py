@@ -28,6 +28,14 @@ COMMANDS = {
         "jspec_train.commands.check:check_command",
         "Find out why a drafter is not accepted, step by step.",
     ),
+    "calibrate": (
+        "jspec.commands.calibrate:calibrate",
+        "Fit a drafter's confidence to what is accepted.",
+    ),
+    "profile": (
+        "jspec.commands.profile:profile_command",
+        "Measure seconds per round on this machine, for scheduled verification.",
+    ),
     "bench": ("jspec.commands.bench:bench", "Measure drafters against plain decoding in one run."),
 }
 

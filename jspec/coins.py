@@ -76,9 +76,15 @@ def coupled_noise(
     Source: Daliri et al., arXiv 2408.07978, with Gumbel noise in place of exponential races.
     """
     bits = _bits(seeds, positions, vocab_size, Purpose.COUPLED)
-    # Exponential as -log1p(-v): v keeps its precision near 0, where the tokens that win come from.
-    v = jnp.minimum((bits.astype(jnp.float32) + 0.5) * jnp.float32(2**-32), jnp.float32(1 - 2**-24))
-    return -jnp.log(-jnp.log1p(-v))
+    # Numbers keep their precision near 0, where the tokens that win come from.
+    return gumbel(
+        jnp.minimum((bits.astype(jnp.float32) + 0.5) * jnp.float32(2**-32), jnp.float32(1 - 2**-24))
+    )
+
+
+def gumbel(uniforms: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Gumbel noise of uniform numbers in (0, 1): the id with the greatest log p + noise is a draw from p."""
+    return -jnp.log(-jnp.log1p(-uniforms))
 
 
 def _bits(

@@ -22,9 +22,11 @@ from jspec.coins import Coins, draw_coins
 from jspec.cut import Finish, cut
 from jspec.drafters.protocol import Committed, Drafter, Text
 from jspec.drafters.simulated import Simulated
-from jspec.packing import allot, commit_path, limit, no_proposal, pack, row_nodes, row_offsets
+from jspec.packing import commit_path, limit, no_proposal, pack, row_nodes, row_offsets
 from jspec.round import Nodes, Proposal, Verdict
 from jspec.sampling import count_emitted
+from jspec.schedule.allotment import allot
+from jspec.schedule.survival import Curve, survival_of, usable
 from jspec.slots import Slots, rows_of, slots_of
 from jspec.target_rows import LogProbs, target_rows, token_log_probs
 from jspec.targets.target import Target
@@ -40,6 +42,8 @@ class Method:
     target: Target
     drafter: Drafter
     block_verification: bool = False  # for sampled requests without a seed
+    scheduled: bool = False  # the drafter's confidence decides which draft tokens are verified
+    confidence_curve: Curve | None = None  # its calibration
     max_log_probs: int = 0  # most alternatives that a request may ask for; 0 leaves log-probabilities out
 
 
@@ -65,6 +69,7 @@ class Round:
     """What propose hands to the other two programs."""
 
     proposal: Proposal
+    survival: Float[Array, "lanes drafts"]  # of the draft tokens; all ones unless verification is scheduled
     verify_lengths: Int[Array, "lanes"]
     nodes: Nodes
 
@@ -89,6 +94,7 @@ class Report:
     verified: Int[Array, "lanes"]
     accepted: Int[Array, "lanes"]  # draft tokens among the emitted ones
     committed: Int[Array, "lanes"]
+    unusable: Int[Array, "lanes"]  # confidences that are no probability, and so were read as 1
     ready: Int[Array, "lanes"]  # draft tokens that the next propose will have at most
     log_probs: LogProbs | None
 
@@ -100,8 +106,12 @@ def propose(
     state: State,
     lanes: Int[Array, "lanes"],
     certain_lengths: Int[Array, "lanes"],
+    budget: Int[Array, ""],
 ) -> Round:
     """Drafts, decides how much of it is verified, and packs the nodes.
+
+    In a scheduled method the budget must have been chosen without a look at anything that this round draws,
+    see `jspec.schedule.relay`.
 
     Args:
       method: static.
@@ -110,19 +120,23 @@ def propose(
       state: read, not donated.
       lanes: slot of each lane, -1 for padding.
       certain_lengths: known tokens that each lane executes: a prompt chunk, or 1 for the anchor.
+      budget: draft tokens that may be verified over all lanes; with the anchors at most bucket.nodes.
     """
     slots, cache = state.slots, state.cache
-    budget = bucket.nodes - bucket.lanes
-    drafts = min(budget, method.drafter.draft_length)
+    drafts = min(bucket.budget, method.drafter.draft_length)
     if drafts:
         view = TargetView(params=models.target, cache=cache, target=method.target)
         drafted = method.drafter.draft(models.drafter, view, state.drafter, lanes, slots.text, slots.table)
         proposal = limit(drafted, slots, lanes, certain_lengths, drafts)
     else:
         proposal = no_proposal(bucket.lanes)
-    verify_lengths = allot(proposal.lengths, budget, drafts)
+    if method.scheduled:
+        survival = survival_of(proposal, method.confidence_curve)
+    else:
+        survival = jnp.ones(proposal.tokens.shape, jnp.float32)
+    verify_lengths = allot(survival, proposal.lengths, lanes, budget)
     nodes = pack(bucket, slots.text, cache.lengths, lanes, certain_lengths, proposal, verify_lengths)
-    return Round(proposal=proposal, verify_lengths=verify_lengths, nodes=nodes)
+    return Round(proposal=proposal, survival=survival, verify_lengths=verify_lengths, nodes=nodes)
 
 
 def execute(
@@ -203,6 +217,7 @@ def settle(
         verified=round_.verify_lengths,
         accepted=jnp.where(emits, jnp.minimum(verdict.accept_length, emitted), 0),
         committed=commits,
+        unusable=unusable_confidences(method, round_.proposal),
         ready=jnp.where(running, jnp.minimum(ready, slots.draft_caps[rows]), 0),
         log_probs=log_probs_of(
             method, executed, nodes, verdict, block, live & (slots.table.log_probs[rows] >= 0)
@@ -253,6 +268,15 @@ def judge(
         slots.text.lengths[rows],
         block_verification=method.block_verification,
     )
+
+
+def unusable_confidences(method: Method, proposal: Proposal) -> Int[Array, "lanes"]:
+    """How many of each lane's confidences are no probability; 0 where nobody asks for them."""
+    if not method.scheduled or proposal.confidence is None:
+        return jnp.zeros(proposal.lengths.shape, jnp.int32)
+    index = jax.lax.broadcasted_iota(jnp.int32, proposal.tokens.shape, 1)
+    proposed = index < proposal.lengths[:, None]
+    return jnp.sum(proposed & ~usable(proposal.confidence), axis=1, dtype=jnp.int32)
 
 
 def emitted_block(proposal: Proposal, verdict: Verdict) -> Int[Array, "lanes block"]:

@@ -1,29 +1,31 @@
-"""Decodes prompts: the host loop around the three programs of a round."""
+"""Decodes prompts with a target and a drafter."""
 
-import collections
+import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
-from jspec.buckets import Bucket, Ladder
-from jspec.cache import new_cache
-from jspec.cut import Finish
-from jspec.decode import Method, Models, Report, State
+from jspec.buckets import Ladder
+from jspec.decode import Method, Models, State
 from jspec.intake import Intake
 from jspec.pages import PagePool
-from jspec.programs import Admission, Programs
+from jspec.programs import Programs
 from jspec.prompts import Prompt
-from jspec.request import Request
-from jspec.results import Piece, Result, TokenLogProb
-from jspec.sampling import settings_row
+from jspec.results import Piece, Result
+from jspec.round import Proposal
+from jspec.runner import Runner
+from jspec.schedule.costs import RoundCosts
+from jspec.schedule.scheduler import Scheduler
+from jspec.session import Observer, Session
 from jspec.settings import Settings
-from jspec.slots import empty_slots
 from jspec.targets.view import TargetView
 from jspec.text.tokenizer import Tokenizer
-from jspec.timings import Stopwatch, Timings
+from jspec.timings import Timings
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -49,6 +51,8 @@ class Engine:
         cache_dtype: DTypeLike = jnp.float32,
         chunks: Sequence[int] = (31, 63, 127, 255, 511),
         max_stop_ids: int = 8,
+        costs: RoundCosts | None = None,
+        typical: Sequence[float] | None = None,
         seed: int = 0,
     ):
         """Allocates the cache and the slots; compiles nothing yet.
@@ -65,13 +69,17 @@ class Engine:
           cache_dtype: of keys and values.
           chunks: prompt tokens per prefill round (besides the one that every lane has), ascending.
           max_stop_ids: EOS and stop token ids that one request may have.
+          costs: of rounds by bucket, so that the schedule can choose; None = every draft token is verified.
+          typical: mean survival of draft token 1, 2, ..., for the schedule's first rounds; None = unknown.
           seed: of the requests that set none.
 
         Raises:
-          ValueError: a size that fits no bucket, or a drafter that cannot serve this target.
+          ValueError: a size that fits no bucket, a drafter that cannot serve this target, or costs with a
+            drafter that gives no confidence.
         """
         target, drafter = method.target, method.drafter
-        self.method, self.models, self.tokenizer = method, models, tokenizer
+        self.method = method = dataclasses.replace(method, scheduled=costs is not None)
+        self.models, self.tokenizer = models, tokenizer
         self.cache_dtype = cache_dtype
         self.eos_ids = tuple(eos_ids)
         self.max_slots = max_slots
@@ -81,8 +89,6 @@ class Engine:
         self.page_size, self.cache_tokens = page_size, cache_tokens
         self.max_stop_ids = max_stop_ids
         self.ladder = Ladder(max_slots=max_slots, draft_length=drafter.draft_length, chunks=tuple(chunks))
-        self.programs = Programs(method)
-        self._rng = np.random.default_rng(seed)
         self._pool = PagePool(
             target.groups,
             page_size=page_size,
@@ -100,21 +106,28 @@ class Engine:
             max_stop_ids=max_stop_ids,
             pool=self._pool,
         )
-        self._free_slots = list(range(max_slots))
-        cache = new_cache(
-            target.groups,
+        self._runner = Runner(
+            method=self.method,
+            models=models,
+            pool=self._pool,
             max_slots=max_slots,
-            num_pages=self._pool.num_pages,
-            page_size=page_size,
             max_context=self.max_context,
-            dtype=cache_dtype,
+            max_stop_ids=max_stop_ids,
+            eos_ids=self.eos_ids,
+            cache_dtype=cache_dtype,
+            seed=seed,
         )
-        view = TargetView(params=models.target, cache=cache, target=target)
-        self._state = State(
-            cache=cache,
-            drafter=drafter.init(models.drafter, view, max_slots),
-            slots=empty_slots(max_slots, self.max_context, target.vocab_size, max_stop_ids),
-        )
+        self.costs, self._scheduler = costs, None
+        if costs is not None:
+            self._check_schedule()
+            self._scheduler = Scheduler(costs=costs, ladder=self.ladder, max_slots=max_slots, typical=typical)
+        elif drafter.draft_length:
+            log.info("%s: every draft token is verified, for want of a cost table", drafter.name)
+
+    @property
+    def programs(self) -> Programs:
+        """The compiled programs."""
+        return self._runner.programs
 
     def _check_sizes(self, chunks: Sequence[int], page_size: int, cache_tokens: int | None) -> None:
         limit = self.method.target.max_context
@@ -147,6 +160,24 @@ class Engine:
                 f"tokens and depth {drafter.draft_depth}, got True; draft chains, or leave it out"
             )
 
+    def _check_schedule(self) -> None:
+        """Asks the drafter for its confidence, by shapes alone."""
+        runner, drafter = self._runner, self.method.drafter
+        lanes = jax.ShapeDtypeStruct((1,), jnp.int32)
+
+        def draft(models: Models, state: State, lanes: jax.Array) -> Proposal:
+            view = TargetView(params=models.target, cache=state.cache, target=self.method.target)
+            slots = state.slots
+            return drafter.draft(models.drafter, view, state.drafter, lanes, slots.text, slots.table)
+
+        if (
+            not drafter.draft_length
+            or jax.eval_shape(draft, self.models, runner.state, lanes).confidence is None
+        ):
+            raise ValueError(
+                f"schedule: expected a drafter that gives confidence, got {drafter.name}; leave the schedule out"
+            )
+
     # -- what callers use ---------------------------------------------------------------------
 
     def generate(
@@ -169,12 +200,14 @@ class Engine:
         Raises:
           ValueError: a prompt or a setting is unusable; nothing has been decoded then.
         """
-        requests = self._intake.requests(prompts, settings)
-        for piece in self._run(requests, timings):
-            if piece.finish_reason is not None:
-                on_finish(piece.index)
-        simulated = self.method.drafter.simulated
-        return [request.result(simulated=simulated) for request in requests]
+        session = self.session(timings=timings)
+        indices = session.add(prompts, settings)
+        with session:
+            while session.busy:
+                for piece in session.step():
+                    if piece.finish_reason is not None:
+                        on_finish(piece.index)
+        return [session.result(index) for index in indices]
 
     def stream(
         self, prompts: Prompt | Sequence[Prompt], settings: Settings | Sequence[Settings] | None = None
@@ -183,7 +216,25 @@ class Engine:
 
         Closing the iterator early frees the requests' slots.
         """
-        return self._run(self._intake.requests(prompts, settings), None)
+        session = self.session()
+        session.add(prompts, settings)  # here, not in the generator: a wrong prompt is refused at once
+        return pieces_of(session)
+
+    def session(self, *, timings: Timings | None = None, observer: Observer | None = None) -> Session:
+        """Requests that can be added while others run, and a step at a time; see `Session`.
+
+        Args:
+          timings: filled if given; see `Timings`.
+          observer: called after every round.
+        """
+        return Session(
+            runner=self._runner,
+            intake=self._intake,
+            ladder=self.ladder,
+            scheduler=self._scheduler,
+            timings=timings,
+            observer=observer,
+        )
 
     def warm_up(self, *, prompt_lengths: Sequence[int] = (1,), lanes: int = 1) -> None:
         """Compiles every program for prompts of these lengths and up to `lanes` requests at a time.
@@ -198,160 +249,23 @@ class Engine:
             for remaining in range(length, 0, -(self.ladder.chunks[-1] + 1)):
                 buckets.add(self.ladder.prefill(remaining))
         for count in range(1, lanes + 1):
+            if self.costs is not None:
+                buckets.update(self.ladder.scheduled(count))
+                continue
             for drafts in range(count * self.ladder.draft_length + 1):
                 buckets.add(self.ladder.decode(count, [drafts]))
         for bucket in sorted(buckets):
-            self._round(bucket, [], None)
+            self._runner.round(bucket, [])
         self.generate([[0]], Settings(max_tokens=1, seed=0))  # the programs that admit and halt
-
-    # -- the loop -----------------------------------------------------------------------------
-
-    def _run(self, requests: list[Request], timings: Timings | None) -> Iterator[Piece]:
-        waiting = collections.deque(requests)
-        running: dict[int, Request] = {}  # by slot
-        try:
-            while waiting or running:
-                self._admit(waiting, running)
-                if not running:
-                    tokens = self._pool.free_pages[0] * self._pool.page_size
-                    raise RuntimeError(
-                        f"prompts[{waiting[0].index}]: expected a free slot and cache for {waiting[0].limit} tokens, "
-                        f"got {len(self._free_slots)} slots and {tokens} tokens; finish or close other streams"
-                    )
-                prefilling = next((r for r in running.values() if r.prefilling), None)
-                if prefilling is not None:
-                    active = [prefilling]
-                    bucket = self.ladder.prefill(len(prefilling.prompt_ids) - prefilling.committed)
-                else:
-                    active = [running[slot] for slot in sorted(running)]
-                    bucket = self.ladder.decode(len(active), [r.ready for r in active])
-                report = self._round(bucket, active, timings)
-                for lane, request in enumerate(active):
-                    piece = self._take(request, lane, report)
-                    if request.finish_reason is not None:
-                        self._leave(request, running)
-                    if piece is not None:
-                        yield piece
-        finally:
-            for request in list(running.values()):
-                self._leave(request, running)
-
-    def _admit(self, waiting: collections.deque[Request], running: dict[int, Request]) -> None:
-        while waiting and self._free_slots:
-            request = waiting[0]
-            reservation = self._pool.reserve(request.limit)
-            if reservation is None:
-                break
-            waiting.popleft()
-            request.slot, request.reservation = self._free_slots.pop(0), reservation
-            running[request.slot] = request
-            settings = request.settings
-            tokens = np.zeros((self._state.slots.text.tokens.shape[1],), np.int32)
-            tokens[: len(request.prompt_ids)] = request.prompt_ids
-            seed = int(self._rng.integers(2**32)) if settings.seed is None else settings.seed
-            draft_cap, vocab_size = self.method.drafter.draft_length, self.method.target.vocab_size
-            if settings.draft_length is not None:
-                draft_cap = min(draft_cap, settings.draft_length)
-            admission = Admission(
-                slot=np.asarray(request.slot, np.int32),
-                tokens=tokens,
-                prompt_length=np.asarray(len(request.prompt_ids), np.int32),
-                limit=np.asarray(request.limit, np.int32),
-                draft_cap=np.asarray(draft_cap, np.int32),
-                page_rows=self._pool.table_rows(reservation),
-                settings=settings_row(
-                    settings, settings.stop_ids(self.eos_ids), seed, vocab_size, self.max_stop_ids
-                ),
-            )
-            self._state = self.programs.admit(self._state, admission)
-
-    def _round(self, bucket: Bucket, active: list[Request], timings: Timings | None) -> Report:
-        lanes = np.full((bucket.lanes,), -1, np.int32)
-        certain = np.zeros((bucket.lanes,), np.int32)
-        for lane, request in enumerate(active):
-            lanes[lane] = request.slot
-            certain[lane] = min(request.known - request.committed, bucket.chunk + 1)
-        programs, models = self.programs, self.models
-        watch = Stopwatch(timings)
-        round_ = watch.lap("draft", programs.propose(bucket, models, self._state, lanes, certain))
-        executed = watch.lap(
-            "target", programs.execute(bucket, models, round_.nodes, self._state.cache, lanes)
-        )
-        self._state, report = programs.settle(bucket, models, round_, executed, self._state, lanes)
-        report = jax.device_get(report)
-        watch.lap("settle", self._state)
-        watch.finish(counted=bucket.chunk == 0)
-        return report
-
-    def _take(self, request: Request, lane: int, report: Report) -> Piece | None:
-        was_prefilling = request.prefilling
-        emitted, accepted = int(report.emitted[lane]), int(report.accepted[lane])
-        committed = int(report.committed[lane])
-        request.committed += committed
-        ids = [int(t) for t in report.tokens[lane, :emitted]]
-        drafted = [i < accepted for i in range(emitted)]
-        finish = Finish(int(report.finish[lane]))
-        if finish is Finish.BROKEN:
-            request.finish_reason = "error: the target's logits are NaN, or its settings allow no token"
-        elif finish is not Finish.RUNNING:
-            request.finish_reason = finish.name.lower()
-        text, stopped_at = request.output.push(ids, last=request.finish_reason is not None)
-        if stopped_at is not None:
-            ids, drafted = ids[: stopped_at + 1], drafted[: stopped_at + 1]
-            request.finish_reason = "stop"
-        if not was_prefilling:
-            # A stop string cuts the counts as a stop token does on the device: one committed node per token.
-            request.count(
-                proposed=int(report.proposed[lane]),
-                verified=int(report.verified[lane]),
-                accepted=sum(drafted),
-                committed=min(committed, len(ids)),
-                depth=self.method.drafter.draft_depth,
-            )
-        request.token_ids.extend(ids)
-        request.ready = self._ready(request, int(report.ready[lane]))
-        if request.settings.log_probs is not None:
-            request.log_probs.extend(self._log_probs(request, lane, report, ids))
-        if not ids and request.finish_reason is None:
-            return None
-        return Piece(
-            index=request.index,
-            text=text,
-            token_ids=tuple(ids),
-            drafted=tuple(drafted),
-            finish_reason=request.finish_reason,
-        )
-
-    def _ready(self, request: Request, drafts: int) -> int:
-        """How many of `drafts` tokens the next round can use. The last one that a request may emit is a bonus."""
-        room = max(request.limit - request.known - 1, 0)
-        is_tree = self.method.drafter.draft_depth < self.method.drafter.draft_length
-        return drafts if is_tree and room else min(drafts, room)
-
-    def _log_probs(self, request: Request, lane: int, report: Report, ids: list[int]) -> list[TokenLogProb]:
-        assert report.log_probs is not None and request.settings.log_probs is not None
-        rows = report.log_probs
-        count = request.settings.log_probs
-        return [
-            TokenLogProb(
-                token_id=token,
-                log_prob=float(rows.chosen[lane, i]),
-                top=tuple((int(rows.top_ids[lane, i, k]), float(rows.top[lane, i, k])) for k in range(count)),
-            )
-            for i, token in enumerate(ids)
-        ]
-
-    def _leave(self, request: Request, running: dict[int, Request]) -> None:
-        """Frees what a request held. The device row may still be live: end it there, too."""
-        assert request.reservation is not None
-        self._pool.release(request.reservation)
-        self._free_slots.append(request.slot)
-        self._free_slots.sort()
-        del running[request.slot]
-        request.reservation = None
-        self._state = self.programs.halt(self._state, request.slot)
 
     @property
     def free_pages(self) -> tuple[int, ...]:
         """Free cache pages per layer group."""
         return self._pool.free_pages
+
+
+def pieces_of(session: Session) -> Iterator[Piece]:
+    """All pieces of a session's requests, which end with the iterator."""
+    with session:
+        while session.busy:
+            yield from session.step()

@@ -24,9 +24,13 @@ class Intake:
     pool: PagePool
 
     def requests(
-        self, prompts: Prompt | Sequence[Prompt], settings: Settings | Sequence[Settings] | None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        settings: Settings | Sequence[Settings] | None,
+        *,
+        first: int = 0,
     ) -> list[Request]:
-        """One request per prompt.
+        """One request per prompt, numbered from `first` on. Errors count prompts from 0.
 
         Raises:
           ValueError: naming the first prompt or setting that is unusable.
@@ -40,7 +44,7 @@ class Intake:
             per_prompt = _listed(settings, len(listed))
             names = [f"settings[{index}]." for index in range(len(listed))]
         return [
-            self._request(index, prompt, one, name)
+            dataclasses.replace(self._request(index, prompt, one, name), index=first + index)
             for index, (prompt, one, name) in enumerate(zip(listed, per_prompt, names, strict=True))
         ]
 

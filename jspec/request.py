@@ -30,6 +30,8 @@ class Request:
     decode_committed: int = 0
     rounds: int = 0
     drafting_rounds: int = 0
+    budget: float = 0.0
+    unusable: int = 0
     accept_histogram: list[int] = dataclasses.field(default_factory=list)
 
     @property
@@ -42,8 +44,20 @@ class Request:
         """Whether prompt tokens before the last one are still to be executed."""
         return not self.token_ids and self.committed < len(self.prompt_ids)
 
-    def count(self, *, proposed: int, verified: int, accepted: int, committed: int, depth: int) -> None:
+    def count(
+        self,
+        *,
+        proposed: int,
+        verified: int,
+        accepted: int,
+        committed: int,
+        depth: int,
+        budget: float,
+        unusable: int,
+    ) -> None:
         """Adds one decode round; no path of what it proposed was longer than `depth`."""
+        self.budget += budget
+        self.unusable += unusable
         self.proposed += proposed
         self.verified += verified
         self.accepted += accepted
@@ -65,9 +79,11 @@ class Request:
             rounds=self.rounds,
             drafting_rounds=self.drafting_rounds,
             accept_histogram=tuple(self.accept_histogram),
+            budget=self.budget,
+            unusable_confidences=self.unusable,
         )
 
-    def result(self, *, simulated: bool) -> Result:
+    def result(self, *, simulated: bool, scheduled: bool) -> Result:
         """The finished request as its caller sees it."""
         assert self.finish_reason is not None
         return Result(
@@ -78,4 +94,5 @@ class Request:
             counters=self.counters(),
             log_probs=tuple(self.log_probs) if self.settings.log_probs is not None else None,
             simulated=simulated,
+            scheduled=scheduled,
         )

@@ -15,7 +15,7 @@ class TokenLogProb:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counters:
-    """The five counts of a request; everything else is derived from them.
+    """What is counted of a request; everything else is derived from it.
 
     Prefill rounds are not counted: `rounds` are those in which the request had an anchor.
     """
@@ -28,6 +28,10 @@ class Counters:
     rounds: int = 0
     drafting_rounds: int = 0  # rounds in which at least one draft token was verified
     accept_histogram: tuple[int, ...] = ()  # rounds by accept length: index 0, 1, 2, ...
+    budget: float = (
+        0.0  # draft tokens that its rounds had room to verify, divided evenly among their requests
+    )
+    unusable_confidences: int = 0  # of draft tokens: NaN or outside [0, 1], read as 1 by the schedule
 
     @property
     def mean_commit_length(self) -> float | None:
@@ -63,6 +67,8 @@ def add(counters: Sequence[Counters]) -> Counters:
         rounds=sum(c.rounds for c in counters),
         drafting_rounds=sum(c.drafting_rounds for c in counters),
         accept_histogram=tuple(histogram),
+        budget=sum(c.budget for c in counters),
+        unusable_confidences=sum(c.unusable_confidences for c in counters),
     )
 
 
@@ -87,4 +93,5 @@ class Result:
     prompt_ids: tuple[int, ...]
     counters: Counters
     log_probs: tuple[TokenLogProb, ...] | None = None
+    scheduled: bool = False  # False: every draft token was verified, for want of a cost table
     simulated: bool = False  # accept lengths were forced: the text is not the target's

@@ -58,9 +58,13 @@ class TargetRows:
     def row(self, nodes: Int[Array, "lanes"]) -> Float[Array, "lanes vocabulary"]:
         """Log-probabilities of the whole vocabulary after one node per lane; -inf where not kept."""
         rows = self._rows(nodes[:, None])[:, 0]
+        return self.kept(nodes) - self.log_normaliser[rows][:, None]
+
+    def kept(self, nodes: Int[Array, "lanes"]) -> Float[Array, "lanes vocabulary"]:
+        """Logits of the whole vocabulary after one node per lane; -inf where not kept."""
+        rows = self._rows(nodes[:, None])[:, 0]
         logits = self.logits[rows]
-        below = logits < self.floor[rows][:, None]
-        return jnp.where(below, -jnp.inf, logits - self.log_normaliser[rows][:, None])
+        return jnp.where(logits < self.floor[rows][:, None], -jnp.inf, logits)
 
     def argmax(self, nodes: Int[Array, "lanes items"]) -> Int[Array, "lanes items"]:
         """The target's best id after each node, the lowest on ties; -1 where the row has none."""

@@ -1,7 +1,7 @@
 """A measurement as a table for people and as JSON for programs."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -9,14 +9,15 @@ from rich.table import Table
 
 from jspec.bench.costs import Cost
 from jspec.bench.measure import Measurement
+from jspec.bench.simulate import POLICIES, Outcome
 
 # No lines between the columns: a terminal of 80 must hold them all.
-_NARROW: dict[str, Any] = {"box": box.SIMPLE, "padding": (0, 1, 0, 0), "pad_edge": False}
+NARROW: dict[str, Any] = {"box": box.SIMPLE, "padding": (0, 1, 0, 0), "pad_edge": False}
 
 
 def measurement_table(measurements: Sequence[Measurement]) -> Table:
     """One row per task and variant: how fast, and whether it is the same text."""
-    table = Table(**_NARROW, title="plain against speculative, medians of interleaved repeats")
+    table = Table(**NARROW, title="plain against speculative, medians of interleaved repeats")
     for heading in ("task", "variant", "tokens/s", "ratio", "end to end", "mean commit", "identical"):
         table.add_column(heading, justify="left" if heading in ("task", "variant") else "right")
     for m in measurements:
@@ -34,11 +35,10 @@ def measurement_table(measurements: Sequence[Measurement]) -> Table:
 
 def round_table(measurements: Sequence[Measurement]) -> Table:
     """One row per task and variant: where a round's time goes, and which draft tokens are accepted."""
-    table = Table(**_NARROW, title="time of a round by part; accepted draft tokens of rounds that drafted")
-    for heading in ("task", "variant", "draft", "target", "rest", "Python", "by position, %"):
-        table.add_column(
-            heading, justify="right" if heading in ("draft", "target", "rest", "Python") else "left"
-        )
+    table = Table(**NARROW, title="time of a round by part; accepted draft tokens of rounds that drafted")
+    numbers = ("draft", "target", "rest", "Python")
+    for heading in ("task", "variant", *numbers, "by position, %"):
+        table.add_column(heading, justify="right" if heading in numbers else "left")
     for m in measurements:
         table.add_row(
             m.task,
@@ -56,7 +56,7 @@ def _variant(m: Measurement) -> str:
 
 def cost_table(costs: Sequence[Cost]) -> Table:
     """What a draft of each length costs, and what it must bring."""
-    table = Table(**_NARROW, title="cost of a round, and the mean commit length that pays for it")
+    table = Table(**NARROW, title="cost of a round, and the mean commit length that pays for it")
     for heading in ("draft tokens", "ms per round", "of plain", "break-even mean commit"):
         table.add_column(heading, justify="right")
     for cost in costs:
@@ -66,6 +66,29 @@ def cost_table(costs: Sequence[Cost]) -> Table:
             f"{cost.relative:.2f}x",
             f"{cost.relative:.2f}" + (" (needs more than it can accept)" if not cost.attainable else ""),
         )
+    return table
+
+
+def simulation_table(rows: Mapping[str, Sequence[Mapping[str, Outcome]]]) -> Table:
+    """One row per cost curve and concurrency: speeds as multiples of plain decoding's.
+
+    Args:
+      rows: by the curve's name, one mapping of policies to outcomes per concurrency.
+    """
+    table = Table(**NARROW, title="simulated throughput, as a multiple of plain decoding")
+    for heading in ("costs", "requests", "full", "scheduled", "of the better", "verified / round"):
+        table.add_column(heading, justify="left" if heading == "costs" else "right")
+    for name, outcomes in rows.items():
+        for row in outcomes:
+            plain, full, scheduled = (row[policy].tokens_per_second for policy in POLICIES)
+            table.add_row(
+                name,
+                str(row["plain"].concurrency),
+                f"{full / plain:.2f}x",
+                f"{scheduled / plain:.2f}x",
+                f"{scheduled / max(plain, full):.3f}",
+                f"{row['scheduled'].verified / row['scheduled'].rounds:.1f}",
+            )
     return table
 
 

@@ -1,6 +1,6 @@
-"""DFlash and DFlash 2 drafters from the public checkpoint formats: config.json and safetensors weights.
+"""DFlash, DFlash 2, DSpark and Domino drafters from the public formats: config.json and safetensors weights.
 
-Read are the layouts of SpecForge and SGLang, of the `speculators` library, and of DeepSpec.
+Read are the layouts of SpecForge and SGLang, of the `speculators` library (DFlash and DFlash 2), and of DeepSpec.
 """
 
 from collections.abc import Mapping
@@ -23,21 +23,30 @@ from jspec.checkpoints.safetensors_files import open_safetensors
 from jspec.drafters.dflash import DFlash, dflash, dflash_leaves, dflash_net
 from jspec.drafters.dflash2 import dflash2
 from jspec.drafters.dflash_net import DFlashConfig
+from jspec.drafters.dflash_tree import dflash_tree
+from jspec.drafters.domino import domino
+from jspec.drafters.dspark import dspark
+from jspec.drafters.tree_shape import TreeShape
 from jspec.targets.decoder import decoder_units
 
 __all__ = ["ARCHITECTURE", "ARCHITECTURE_2", "LoadedDrafter", "dflash_from_tensors", "load_dflash"]
 
 
 def load_dflash(
-    path: str | Path, dtype: DTypeLike, draft_length: int | None = None, mesh: Mesh | None = None
+    path: str | Path,
+    dtype: DTypeLike,
+    draft_length: int | None = None,
+    mesh: Mesh | None = None,
+    tree: TreeShape | None = None,
 ) -> LoadedDrafter[DFlash]:
-    """Loads a DFlash or DFlash 2 drafter from a folder; its architecture says which.
+    """Loads a drafter with a DFlash backbone from a folder; its architecture says of which method.
 
     Args:
       path: folder with config.json and safetensors files.
       dtype: of the weights; norms and base kernels stay float32.
       draft_length: see `jspec.drafters.dflash.dflash`.
       mesh: splits weights by `jspec.sharding`, as the target's; None = the default device.
+      tree: for DFlash, a shape to draft instead of a chain; see `jspec.drafters.dflash_tree.dflash_tree`.
 
     Raises:
       ValueError: naming the file and the key or tensor that is missing, unknown, damaged or not
@@ -45,7 +54,7 @@ def load_dflash(
     """
     path = Path(path)
     values = read_json(path / "config.json")
-    loaded = dflash_from_tensors(values, open_safetensors(path), dtype, draft_length, mesh)
+    loaded = dflash_from_tensors(values, open_safetensors(path), dtype, draft_length, mesh, tree)
     config = loaded.drafter.config
     ids = dflash_net(config, loaded.params).draft_ids
     if ids is not None:
@@ -59,13 +68,14 @@ def dflash_from_tensors(
     dtype: DTypeLike,
     draft_length: int | None = None,
     mesh: Mesh | None = None,
+    tree: TreeShape | None = None,
 ) -> LoadedDrafter[DFlash]:
     """Builds a drafter from a parsed config.json and its open weights; see `load_dflash`."""
     try:
         own, decoder = read_config(values)
     except ValueError as error:
         raise ValueError(f"config.json for {file.where}: {error}") from error
-    origins = dflash_origins(decoder)
+    origins = dflash_origins(decoder, own["head"])
     tensors = PlainTensors.of(file, decoder, {origin.name for origin in origins.values()}, dflash_name)
     config = DFlashConfig(
         decoder=decoder,
@@ -73,8 +83,7 @@ def dflash_from_tensors(
         own_embedding=origins["embedding"].name in tensors.shapes,
         **own,
     )
-    make = dflash if config.selector is None else dflash2
-    drafter = make(config, draft_length=draft_length)
+    drafter = drafter_of(config, draft_length, tree)
     leaves = dflash_leaves(config, jnp.dtype(dtype))
     plan = Plan(
         origins={leaf.path: origins[leaf.path] for leaf in leaves}, ignored=copies_of_the_target(values)
@@ -85,3 +94,21 @@ def dflash_from_tensors(
     return LoadedDrafter(
         drafter=drafter, params=read_leaves(leaves, plan, tensors, decoder_units(decoder), mesh)
     )
+
+
+def drafter_of(
+    config: DFlashConfig, draft_length: int | None = None, tree: TreeShape | None = None
+) -> DFlash:
+    """The drafter of the method that the config is one of, with the method's defaults.
+
+    Raises:
+      ValueError: draft_length out of range, both of it and a tree, or a method that drafts no trees.
+    """
+    if tree is not None:
+        if draft_length is not None:
+            raise ValueError(
+                f"draft_length: expected None with a tree, which has its own, got {draft_length}; leave it out"
+            )
+        return dflash_tree(config, tree)
+    make = {"DFlash": dflash, "DSpark": dspark, "Domino": domino}.get(config.method, dflash)
+    return (dflash2 if config.selector is not None else make)(config, draft_length=draft_length)

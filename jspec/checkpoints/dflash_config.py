@@ -1,7 +1,7 @@
-"""The config.json of a DFlash drafter to a `DFlashConfig`, refusing what it does not understand.
+"""The config.json of a drafter with a DFlash backbone to a `DFlashConfig`, refusing what it does not understand.
 
 The layers are Qwen3's, so their part of the config is read as a Qwen3 model's, with the same
-strictness; what DFlash adds stands at the top level or under `dflash_config`.
+strictness; what the methods add stands at the top level or under `dflash_config`.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,6 +9,17 @@ from typing import Any
 
 from jspec.checkpoints.dflash_speculators import TYPES, is_speculators, plain_values
 from jspec.checkpoints.hf_config import config_from_hf
+from jspec.checkpoints.sequential_config import (
+    DEEPSPEC,
+    DOMINO,
+    DSPARK,
+    HEAD_KEYS,
+    IGNORED_HEAD_KEYS,
+    PROJECTORS,
+    predicting_anchor,
+    read_heads,
+    rows_of_block,
+)
 from jspec.drafters.dflash2_layers import Convolution, Selector
 from jspec.targets.config import DecoderConfig
 
@@ -20,9 +31,7 @@ _ALIASES = {
     "DFlash2BeamDraftModel": ARCHITECTURE_2,
     "MiniMaxDFlash2DraftModel": ARCHITECTURE_2,
 }
-# DeepSpec's DFlash is its DSpark model without heads: the anchor's row predicts, too.
-DEEPSPEC = "Qwen3DSparkModel"
-ARCHITECTURES = (ARCHITECTURE, ARCHITECTURE_2, DEEPSPEC)
+ARCHITECTURES = (ARCHITECTURE, ARCHITECTURE_2, DSPARK, DEEPSPEC, DOMINO)
 _CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 _SELECTOR = ("selector_rank", "selector_top_k")
 _OWN = frozenset(
@@ -31,30 +40,25 @@ _OWN = frozenset(
         *("sample_from_anchor", "output_multiplier", "final_logit_softcapping", "draft_vocab_size"),
         *_CONVOLUTION,
         *_SELECTOR,
+        *HEAD_KEYS,
     }
 )
 # Keys that other methods and models added to the format, with the values that mean this one's maths.
 _FIXED: dict[str, tuple[Any, ...]] = {
-    "projector_type": (None, "dflash"),
-    "markov_rank": (None, 0),
-    "enable_confidence_head": (None, False),
     "attention_sink_bias": (None, False),
     "attention_value_scale": (None, 1, 1.0),
     "input_embedding_scale": (None, 1, 1.0),
     "use_aux_hidden_state": (None, True),
     "use_gemma_norm": (None, False),
 }
-# Training settings, a name for the mask token, code to run, sizes of heads that are switched off.
+# Training settings, a name for the mask token, code to run, and what has been read to name the architecture.
 _IGNORED = frozenset(
-    {
-        *("mask_token", "num_anchors", "loss_decay_gamma", "auto_map"),
-        *("markov_head_type", "confidence_head_with_markov"),
-    }
+    {*("mask_token", "num_anchors", "loss_decay_gamma", "auto_map", "projector_type"), *IGNORED_HEAD_KEYS}
 )
 
 
 def read_config(values: Mapping[str, Any]) -> tuple[dict[str, Any], DecoderConfig]:
-    """DFlash's own settings, as fields of `DFlashConfig`, and the settings of its layers.
+    """The method's own settings, as fields of `DFlashConfig`, and the settings of its layers.
 
     Two fields of `DFlashConfig` are not here, as the tensors say them: target_hidden_size and own_embedding.
 
@@ -69,7 +73,6 @@ def read_config(values: Mapping[str, Any]) -> tuple[dict[str, Any], DecoderConfi
     """
     if is_speculators(values):
         values = plain_values(values)
-    architecture = _architecture(values)
     nested = values.get("dflash_config") or {}
     if not isinstance(nested, Mapping):
         raise ValueError(f"dflash_config: expected a JSON object, got {nested!r}")
@@ -88,12 +91,17 @@ def read_config(values: Mapping[str, Any]) -> tuple[dict[str, Any], DecoderConfi
             )
         return outside if inside is None else inside
 
+    architecture = _architecture(values, take("projector_type"))
     for key, allowed in _FIXED.items():
         if take(key) not in allowed:
             raise ValueError(f"{key}: expected {allowed[-1]!r} or none, got {take(key)!r}; not supported yet")
     decoder = _decoder(values)
+    anchor_predicts = predicting_anchor(architecture, take)
+    if anchor_predicts and architecture == ARCHITECTURE_2:
+        raise ValueError(f"sample_from_anchor: expected false or null for {architecture}, got True")
+    block_size = _integer("block_size", take("block_size"), 2, None)
     own: dict[str, Any] = dict(
-        block_size=_integer("block_size", take("block_size"), 2, None),
+        block_size=rows_of_block(architecture, block_size, anchor_predicts),
         mask_token_id=_integer("mask_token_id", take("mask_token_id"), 0, decoder.vocab_size - 1),
         target_layer_ids=_layer_ids(take("target_layer_ids")),
         num_target_layers=None
@@ -103,15 +111,16 @@ def read_config(values: Mapping[str, Any]) -> tuple[dict[str, Any], DecoderConfi
         draft_vocab_size=None
         if take("draft_vocab_size") is None
         else _integer("draft_vocab_size", take("draft_vocab_size"), 2, decoder.vocab_size),
-        anchor_predicts=_anchor_predicts(architecture, take),
+        anchor_predicts=anchor_predicts,
         output_multiplier=_positive("output_multiplier", take("output_multiplier"), 1.0),
         final_softcap=_softcap(take("final_logit_softcapping")),
     )
-    return own | _dflash2(architecture, take, own["block_size"], decoder), decoder
+    own |= _dflash2(architecture, take, own["block_size"], decoder)
+    return own | read_heads(architecture, take), decoder
 
 
 def is_dflash(values: Mapping[str, Any]) -> bool:
-    """Whether a config.json says that it is a DFlash or DFlash 2 drafter's."""
+    """Whether a config.json says that it is of a drafter with a DFlash backbone."""
     if is_speculators(values):
         return values["speculators_model_type"] in TYPES
     given = values.get("architectures")
@@ -126,19 +135,26 @@ def copies_of_the_target(values: Mapping[str, Any]) -> str:
     """
     if is_speculators(values):
         return r"^(lm_head|verifier_lm_head|verifier_norm)\.weight$|^(t2d|d2t)$"
-    return r"^lm_head\.weight$" if values.get("architectures") == [DEEPSPEC] else r"(?!)"
+    return r"^lm_head\.weight$" if values.get("architectures") in ([DEEPSPEC], [DSPARK]) else r"(?!)"
 
 
-def _architecture(values: Mapping[str, Any]) -> str:
+def _architecture(values: Mapping[str, Any], projector: Any) -> str:
+    """The usual name of an architecture; a DFlash model with another method's projector is of that method."""
     given = values.get("architectures")
-    if isinstance(given, list) and len(given) == 1:
-        name = _ALIASES.get(given[0], given[0])
-        if name in ARCHITECTURES:
-            return name
-    raise ValueError(
-        f"architectures: expected one of {', '.join(ARCHITECTURES)}, got {given}; "
-        "this is no DFlash drafter, or of a kind not supported yet"
-    )
+    named = str(given[0]) if isinstance(given, list) and len(given) == 1 else None
+    name = None if named is None else _ALIASES.get(named, named)
+    if name is None or name not in ARCHITECTURES:
+        raise ValueError(
+            f"architectures: expected one of {', '.join(ARCHITECTURES)}, got {given}; this is none of them, or of a "
+            "kind not supported yet"
+        )
+    wanted = PROJECTORS.get(str(projector), name)
+    own = {ARCHITECTURE: wanted, ARCHITECTURE_2: name, DEEPSPEC: DSPARK}.get(name, name)
+    if projector not in (None, "dflash", *PROJECTORS) or PROJECTORS.get(str(projector), own) != own:
+        raise ValueError(
+            f"projector_type: expected the one of {name} or none, got {projector!r}; not supported yet"
+        )
+    return wanted if name == ARCHITECTURE else name
 
 
 def _dflash2(
@@ -192,15 +208,6 @@ def _is_causal(take: Callable[[str], Any]) -> bool | None:
     if len(stated) > 1 or not all(isinstance(value, bool) for value in stated):
         raise ValueError(f"is_causal: expected true, false or null, got {' and '.join(map(repr, stated))}")
     return stated.pop() if stated else None
-
-
-def _anchor_predicts(architecture: str, take: Callable[[str], Any]) -> bool:
-    stated = take("sample_from_anchor")
-    if stated is None:
-        return architecture == DEEPSPEC
-    if not isinstance(stated, bool) or (stated and architecture == ARCHITECTURE_2):
-        raise ValueError(f"sample_from_anchor: expected false or null for {architecture}, got {stated!r}")
-    return stated
 
 
 def _softcap(value: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""DFlash and DFlash 2 drafters to folders that SGLang, SpecForge or the `speculators` library read."""
+"""Drafters with a DFlash backbone to folders that SGLang, SpecForge, DeepSpec or `speculators` read."""
 
 import dataclasses
 import json
@@ -16,13 +16,15 @@ from jspec.checkpoints.dflash_speculators import speculators_values
 from jspec.checkpoints.dflash_tensors import dflash_origins
 from jspec.checkpoints.new_folder import new_folder
 from jspec.checkpoints.safetensors_files import SINGLE
+from jspec.checkpoints.sequential_config import DEEPSPEC, DOMINO, DSPARK, head_values, stated_block_size
 from jspec.drafters.dflash import dflash_leaves
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.net import Params
 from jspec.targets.config import DecoderConfig
 from jspec.targets.rope import Linear, Llama3, Rope, Yarn
 
-Layout = Literal["sglang", "speculators"]
+Layout = Literal["sglang", "speculators", "deepspec"]
+_ARCHITECTURES = {"DFlash": ARCHITECTURE, "DFlash 2": ARCHITECTURE_2, "DSpark": DSPARK, "Domino": DOMINO}
 ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
@@ -35,21 +37,26 @@ def save_dflash(
     layout: Layout = "sglang",
     target_name: str | None = None,
     target_architectures: Sequence[str] = (),
+    target_tensors: Mapping[str, np.ndarray] | None = None,
     files: Mapping[str, str] | None = None,
 ) -> None:
     """Writes a drafter as config.json and model.safetensors. The folder appears whole or not at all.
 
-    `jspec.checkpoints.dflash.load_dflash` reads both layouts back: with the dtype they were written in,
-    bit for bit. The target's embedding and head are not in the files.
+    `jspec.checkpoints.dflash.load_dflash` reads all layouts back: with the dtype they were written in,
+    bit for bit. The target's embedding and head are in the files of layout "deepspec" only, and a drafter that is
+    read from there has that embedding as its own.
 
     Args:
       folder: must not exist, or be empty.
       config: of the drafter.
       params: its leaves.
       dtype: of the matrices; norms and base kernels stay float32. None = as they are.
-      layout: "sglang" for SGLang and SpecForge, "speculators" for that library and vLLM.
+      layout: "sglang" for SGLang and SpecForge, "speculators" for that library and vLLM (DFlash, DFlash 2),
+        "deepspec" for DeepSpec (DSpark).
       target_name: hub id or path of the target, for layout "speculators" only.
       target_architectures: of the target's config.json, likewise.
+      target_tensors: "embed_tokens.weight" and "lm_head.weight" of the target, [vocabulary, hidden], for layout
+        "deepspec" only, which keeps copies of them beside the drafter.
       files: further text files of the folder, by name.
 
     Raises:
@@ -63,7 +70,17 @@ def save_dflash(
         )
     matrices = params[0].dtype if dtype is None else jnp.dtype(dtype)
     values = config_values(config, matrices.name)
+    copies = dict(target_tensors or {})
+    if copies and layout != "deepspec":
+        raise ValueError(f"target_tensors: expected none for layout {layout}, got {sorted(copies)}")
+    if layout == "deepspec":
+        values = _deepspec_values(config, values)
+        _check_copies(config, copies)
     if layout == "speculators":
+        if config.method not in ("DFlash", "DFlash 2"):
+            raise ValueError(
+                f"config: expected DFlash or DFlash 2 for layout speculators, got ({config.identity}); write sglang"
+            )
         if config.draft_vocab_size is not None:
             raise ValueError(
                 f"config.draft_vocab_size: expected None for layout speculators, got {config.draft_vocab_size}; "
@@ -78,8 +95,10 @@ def save_dflash(
     elif target_name is not None or target_architectures:
         raise ValueError(f"target_name: expected none for layout {layout}, got {target_name!r}")
     check_config(config, values)
-    origins = dflash_origins(config.decoder)
-    tensors: dict[str, np.ndarray] = {}
+    origins = dflash_origins(config.decoder, config.head)
+    tensors: dict[str, np.ndarray] = {
+        name: np.ascontiguousarray(array).astype(matrices) for name, array in copies.items()
+    }
     for leaf, array in zip(leaves, params, strict=True):
         origin = origins[leaf.path]
         held = np.asarray(array if dtype is None else array.astype(leaf.dtype))
@@ -126,7 +145,7 @@ def config_values(config: DFlashConfig, dtype: str) -> dict[str, Any]:
       ValueError: a rope rule that the format does not have.
     """
     own: dict[str, Any] = {
-        "block_size": config.block_size,
+        "block_size": stated_block_size(config),
         "mask_token_id": config.mask_token_id,
         "target_layer_ids": list(config.target_layer_ids),
     }
@@ -142,10 +161,11 @@ def config_values(config: DFlashConfig, dtype: str) -> dict[str, Any]:
         own["output_multiplier"] = config.output_multiplier
     if config.final_softcap is not None:
         own["final_logit_softcapping"] = config.final_softcap
+    heads = head_values(config)
     values = _layer_values(config.decoder) | {
-        "architectures": [ARCHITECTURE if config.selector is None else ARCHITECTURE_2],
-        "block_size": config.block_size,
-        "dflash_config": own,
+        "architectures": [_ARCHITECTURES[config.method]],
+        "block_size": own["block_size"],
+        "dflash_config": own | heads,
         "dtype": dtype,
     }
     stated = {
@@ -153,7 +173,31 @@ def config_values(config: DFlashConfig, dtype: str) -> dict[str, Any]:
         "num_target_layers": config.num_target_layers,
         "sample_from_anchor": config.anchor_predicts or None,
     }
-    return values | {key: value for key, value in stated.items() if value is not None}
+    # SGLang looks for the heads' keys beside dflash_config, SpecForge inside.
+    return values | {key: value for key, value in stated.items() if value is not None} | heads
+
+
+def _deepspec_values(config: DFlashConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings with everything at the top, as DeepSpec keeps them."""
+    if config.method != "DSpark" or not config.anchor_predicts or config.draft_vocab_size is not None:
+        raise ValueError(
+            "config: expected a DSpark drafter of the whole vocabulary whose anchor predicts for layout deepspec, "
+            f"got ({config.identity}); write sglang"
+        )
+    flat = {**values, **values["dflash_config"], "architectures": [DEEPSPEC]}
+    for key in ("dflash_config", "projector_type", "sample_from_anchor"):
+        del flat[key]
+    return flat
+
+
+def _check_copies(config: DFlashConfig, copies: Mapping[str, np.ndarray]) -> None:
+    shape = (config.decoder.vocab_size, config.decoder.hidden_size)
+    wanted = {"lm_head.weight"} if config.own_embedding else {"lm_head.weight", "embed_tokens.weight"}
+    if set(copies) != wanted or any(array.shape != shape for array in copies.values()):
+        raise ValueError(
+            f"target_tensors: expected {' and '.join(sorted(wanted))} of shape {list(shape)} for layout deepspec, "
+            f"got { ({name: list(array.shape) for name, array in copies.items()}) }; pass the target's"
+        )
 
 
 def check_config(config: DFlashConfig, values: Mapping[str, Any]) -> None:

@@ -1,9 +1,11 @@
-"""Names, layouts and origins of a DFlash drafter's tensors."""
+"""Names, layouts and origins of the tensors of a drafter with a DFlash backbone."""
 
 import dataclasses
 
 from jspec.checkpoints.hf_target import hf_plan
 from jspec.checkpoints.leaves import Origin, TensorFile
+from jspec.drafters.domino_head import Gru
+from jspec.drafters.dspark_heads import Markov
 from jspec.targets.config import DecoderConfig
 
 _ALIASES = {
@@ -26,6 +28,22 @@ _OUTER = {
         name="candidate_selector.hidden_projection.weight", transposed=True
     ),
 }
+# The same for the heads.
+_CONFIDENCE = {
+    "confidence_head.weight": Origin(name="confidence_head.proj.weight", transposed=True),
+    "confidence_head.bias": Origin(name="confidence_head.proj.bias"),
+}
+_MARKOV = {
+    "head.embedding": Origin(name="markov_head.markov_w1.weight"),
+    "head.output": Origin(name="markov_head.markov_w2.weight", transposed=True),
+}
+_MIXES = {"gated": "markov_head.gate_proj", "rnn": "markov_head.joint_proj"}
+_GRU = {
+    "head.gru_input": Origin(name="prefix_gru.weight_ih_l0", transposed=True),
+    "head.gru_state": Origin(name="prefix_gru.weight_hh_l0", transposed=True),
+    "head.mix": Origin(name="embed_proj.0.weight", transposed=True),
+    "head.output": Origin(name="embed_proj.2.weight", transposed=True),
+}
 # The same inside of a layer, besides what a Qwen3 layer has.
 _LAYER = {
     f"{conv}.{leaf}": (f"{conv}.{tensor}", transposed)
@@ -37,8 +55,8 @@ _LAYER = {
 }
 
 
-def dflash_origins(decoder: DecoderConfig) -> dict[str, Origin]:
-    """Which tensor every leaf comes from that a drafter with these layers may have."""
+def dflash_origins(decoder: DecoderConfig, head: Markov | Gru | None) -> dict[str, Origin]:
+    """Which tensor every leaf comes from that a drafter with these layers and this head may have."""
     layers = {
         path: dataclasses.replace(origin, name=origin.name.removeprefix("model."))
         for path, origin in hf_plan(decoder, ()).origins.items()
@@ -49,7 +67,22 @@ def dflash_origins(decoder: DecoderConfig) -> dict[str, Origin]:
         for index in range(decoder.num_layers)
         for leaf, (tensor, transposed) in _LAYER.items()
     }
-    return layers | added | _OUTER
+    return layers | added | _OUTER | _CONFIDENCE | _head_origins(head)
+
+
+def _head_origins(head: Markov | Gru | None) -> dict[str, Origin]:
+    match head:
+        case None:
+            return {}
+        case Gru():
+            return _GRU
+        case Markov(kind=kind) if kind in _MIXES:
+            return _MARKOV | {
+                "head.mix": Origin(name=f"{_MIXES[kind]}.weight", transposed=True),
+                "head.mix_bias": Origin(name=f"{_MIXES[kind]}.bias"),
+            }
+        case Markov():
+            return _MARKOV
 
 
 def target_hidden_size(tensors: TensorFile, num_states: int) -> int:
@@ -70,5 +103,6 @@ def target_hidden_size(tensors: TensorFile, num_states: int) -> int:
 
 def dflash_name(stored: str) -> str:
     """The name in SpecForge's layout of a tensor of any layout."""
-    name = stored.removeprefix("model.")
+    # Older Domino checkpoints keep the head in a module of its own.
+    name = stored.removeprefix("model.").removeprefix("logit_head.")
     return _ALIASES.get(name, name)

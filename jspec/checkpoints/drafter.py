@@ -24,13 +24,13 @@ def load_drafter(
     mesh: Mesh | None = None,
     num_target_layers: int | None = None,
 ) -> LoadedDrafter[DFlash] | LoadedDrafter[Eagle]:
-    """Loads an EAGLE, EAGLE-3, P-EAGLE, DFlash or DFlash 2 drafter.
+    """Loads an EAGLE, EAGLE-3, P-EAGLE, DFlash, DFlash 2, DSpark or Domino drafter.
 
     Args:
       path: folder with config.json and safetensors files.
       dtype: of the weights; norms stay float32.
       draft_length: draft tokens per round of a chain or block; None = the method's own.
-      tree: for EAGLE drafters, a shape to draft instead of a chain.
+      tree: for EAGLE and DFlash drafters, a shape to draft instead of a chain.
       mesh: splits weights as the target's; None = the default device.
       num_target_layers: of the target, for EAGLE-3 checkpoints that do not name their captured layers.
 
@@ -49,9 +49,4 @@ def load_drafter(
             f"{Path(path) / 'config.json'}: expected a drafter of one of the architectures {kinds} (or another "
             f"name of theirs, or a speculators_model_type), got {stated}; this one is not supported"
         )
-    if tree is not None:
-        raise ValueError(
-            f"tree: expected None for a block drafter, got {type(tree).__name__}; pass an EAGLE drafter, or "
-            "leave it out"
-        )
-    return load_dflash(path, dtype, draft_length, mesh)
+    return load_dflash(path, dtype, draft_length, mesh, tree)

@@ -30,6 +30,7 @@ ARCHITECTURES = (EAGLE, EAGLE3, DEEPSPEC, PEAGLE)
 Meaning = Literal["specforge", "sglang"]  # of the key norm_output
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # the first where a config does not say
 _MASK_KEYS = ("mask_token_id", "ptd_token_id", "pard_token")
 _EAGLE_KEYS = frozenset({"bias", "qkv_bias", "num_target_layers"})
 _EAGLE3_KEYS = frozenset(
@@ -106,7 +107,7 @@ def read_eagle_config(values: Mapping[str, Any]) -> EagleSettings:
 
 
 def _eagle(values: Mapping[str, Any]) -> EagleSettings:
-    decoder = _decoder(values, _EAGLE_KEYS, {})
+    decoder = _decoder(values, _EAGLE_KEYS)
     if values.get("qkv_bias"):
         decoder = dataclasses.replace(decoder, qkv_bias=True)
     return EagleSettings(
@@ -156,7 +157,8 @@ def _eagle3(architecture: str, values: Mapping[str, Any]) -> EagleSettings:
     for key, allowed in _FIXED.items():
         if take(key) not in allowed:
             raise ValueError(f"{key}: expected {allowed[-1]!r} or none, got {take(key)!r}; not supported yet")
-    decoder = _decoder(values, _EAGLE3_KEYS, {"architecture": architecture})
+    kinds = ("qwen3",) if architecture == DEEPSPEC else _MODEL_TYPES
+    decoder = _decoder(values, _EAGLE3_KEYS, kinds)
     layers = take("draft_num_hidden_layers")
     if layers is not None and layers != decoder.num_layers:
         raise ValueError(
@@ -193,12 +195,12 @@ def _eagle3(architecture: str, values: Mapping[str, Any]) -> EagleSettings:
     )
 
 
-def _decoder(values: Mapping[str, Any], own: frozenset[str], extra: Mapping[str, Any]) -> DecoderConfig:
+def _decoder(
+    values: Mapping[str, Any], own: frozenset[str], kinds: tuple[str, ...] = _MODEL_TYPES
+) -> DecoderConfig:
     """The layers' settings, read as those of a language model of their type."""
     added = own | _IGNORED | set(_FIXED) | {"architectures", "tie_word_embeddings"}
     plain = {key: value for key, value in values.items() if key not in added}
-    deepspec = extra.get("architecture") == DEEPSPEC
-    kinds = ("qwen3",) if deepspec else ("llama", "qwen2", "qwen3")
     if plain.setdefault("model_type", kinds[0]) not in kinds:
         raise ValueError(f"model_type: expected {' or '.join(kinds)}, got {plain['model_type']!r}")
     plain["tie_word_embeddings"] = False

@@ -10,12 +10,16 @@ from rich.console import Console
 from jspec.bench.costs import best_draft_length, round_costs
 from jspec.bench.measure import measure
 from jspec.bench.prompts import PROMPTS, read_prompts
-from jspec.bench.table import as_json, cost_table, measurement_table, round_table
-from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype, Model
+from jspec.bench.simulate import CURVES, compare
+from jspec.bench.table import as_json, cost_table, measurement_table, round_table, simulation_table
+from jspec.bench.traces import load_traces, synthetic_traces
+from jspec.commands.options import DEFAULT_CACHE, Calibration, CompilationCache, Dtype, Model, Schedule
 from jspec.drafters.simulated import simulated
+from jspec.drafters.tree_shape import parse_tree
 from jspec.engine import Engine
-from jspec.loading import load, with_drafter
+from jspec.loading import NAMES, load, with_drafter
 from jspec.results import add
+from jspec.schedule.costs import RoundCosts, load_costs
 from jspec.settings import Settings
 
 
@@ -24,6 +28,12 @@ def bench(
     drafter: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
     draft_length: Annotated[
         int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")
+    ] = None,
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='"WIDTHxDEPTHxTOKENS": also runs each checkpoint with this tree. May be given several times.'
+        ),
     ] = None,
     dtype: Dtype = "float32",
     task: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PROMPTS)}; default all.")] = None,
@@ -34,14 +44,26 @@ def bench(
         int, typer.Option(help="Of sampled text, so that every run decodes the same and can be compared.")
     ] = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved; medians are reported.")] = 5,
+    schedule: Schedule = None,
+    calibration: Calibration = None,
+    simulate: Annotated[
+        bool,
+        typer.Option(help="No model: what a schedule gains on acceptance traces, by cost and concurrency."),
+    ] = False,
+    traces: Annotated[
+        Path | None, typer.Option(help="For --simulate: of jspec calibrate. Left out: synthetic ones.")
+    ] = None,
     costs: Annotated[
         bool, typer.Option(help="Also measure rounds by draft length and the break-even point.")
     ] = True,
     output: Annotated[Path | None, typer.Option("--json", help="Also write everything to this file.")] = None,
     compilation_cache: CompilationCache = DEFAULT_CACHE,
 ) -> None:
-    """Measures drafters against plain decoding of the same prompts."""
+    """Measures drafters against plain decoding of the same prompts; with a schedule, also scheduled ones."""
     console = Console()
+    if simulate:
+        show_simulation(console, traces, schedule)
+        return
     settings = Settings(max_tokens=max_tokens, temperature=temperature, seed=seed if temperature else None)
     if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
         raise ValueError(
@@ -60,6 +82,13 @@ def bench(
         engines = {"plain": plain}
         for name in drafter or ["ngram"]:
             engines[name] = with_drafter(plain, name, draft_length=draft_length)
+            if name not in NAMES:
+                for shape in tree or ():
+                    engines[f"{name} {shape}"] = with_drafter(plain, name, tree=parse_tree(shape))
+            if schedule is not None:
+                engines[f"{name} scheduled"] = with_drafter(
+                    plain, name, draft_length=draft_length, schedule=schedule, calibration=calibration
+                )
         measurements = measure(engines, chats, settings, repeats=repeats, progress=status.update)
         measured = []
         if costs:
@@ -73,12 +102,20 @@ def bench(
             measured = round_costs(engine_for, prompt, (1, 2, 3, 5, 7))
     console.print(measurement_table(measurements))
     console.print(round_table(measurements))
+    for m in measurements if schedule is not None else ():
+        proposed, verified, budget = m.counters.proposed, m.counters.verified, m.counters.budget
+        console.print(
+            f"{m.task}, {m.variant}: {m.counters.rounds} rounds verified {verified} of {proposed} draft tokens, "
+            f"with room for {budget:.0f}"
+        )
     for m in measurements:
         if m.looping:
             console.print(f"{m.task}: prompts {list(m.looping)} left out, their text is stuck in a loop")
     if measured:
         console.print(cost_table(measured))
-        for name in list(engines)[1:]:
+        for name, engine in list(engines.items())[1:]:
+            if engine.method.drafter.draft_depth < engine.method.drafter.draft_length:
+                continue  # what was measured are chains
             total = add([m.counters for m in measurements if m.variant == name])
             length, gain = best_draft_length(measured, total)
             console.print(
@@ -87,3 +124,20 @@ def bench(
     if output is not None:
         output.write_text(json.dumps(as_json(measurements, measured), indent=1))
         console.print(f"written to {output}")
+
+
+def show_simulation(console: Console, traces: Path | None, schedule: str | None) -> None:
+    """Prints plain, full and scheduled verification of traces, at each cost curve and concurrency."""
+    requests = synthetic_traces(64) if traces is None else load_traces(traces)
+    curves: dict[str, RoundCosts] = dict(CURVES) if schedule is None else {schedule: load_costs(schedule)}
+    with console.status("simulating") as status:
+        rows = {
+            name: compare(
+                requests,
+                costs,
+                (1, 2, 4, 8, 16, 32),
+                progress=lambda text, name=name: status.update(f"{name}: {text}"),
+            )
+            for name, costs in curves.items()
+        }
+    console.print(simulation_table(rows))

@@ -13,8 +13,18 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Drafter, Dtype, Model
+from jspec.commands.options import (
+    DEFAULT_CACHE,
+    Calibration,
+    CompilationCache,
+    Drafter,
+    Dtype,
+    Model,
+    Schedule,
+    Tree,
+)
 from jspec.commands.prompt_files import Row, read_rows
+from jspec.drafters.tree_shape import parse_tree
 from jspec.engine import Engine
 from jspec.loading import load
 from jspec.prompts import Prompt
@@ -35,6 +45,9 @@ def generate(
         typer.Option(help='JSON Lines with "prompt", "messages" or "ids", and optional "settings".'),
     ] = None,
     drafter: Drafter = "ngram",
+    tree: Tree = None,
+    schedule: Schedule = None,
+    calibration: Calibration = None,
     dtype: Dtype = "float32",
     chat: Annotated[bool, typer.Option(help="Put text through the model's chat template.")] = True,
     stream: Annotated[bool, typer.Option(help="Print the text of a single prompt as it is decoded.")] = True,
@@ -80,9 +93,13 @@ def generate(
         engine = load(
             model,
             drafter=drafter,
+            tree=None if tree is None else parse_tree(tree),
+            schedule=schedule,
+            calibration=calibration,
             dtype=dtype,
             max_context=max_context,
-            max_slots=min(max_slots, len(rows)),
+            # A cost table holds for the number of slots that it was measured with.
+            max_slots=max_slots if schedule else min(max_slots, len(rows)),
             compilation_cache=compilation_cache,
         )
     prompts = [as_prompt(row.prompt, chat) if row.is_text else row.prompt for row in rows]

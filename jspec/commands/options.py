@@ -13,10 +13,24 @@ Model = Annotated[
     ),
 ]
 Drafter = Annotated[
-    str, typer.Option(help='"ngram", "plain", or the folder or hub id of a drafter checkpoint.')
+    str,
+    typer.Option(help='"ngram", "ngram-tree", "plain", or the folder or hub id of a drafter checkpoint.'),
+]
+Tree = Annotated[
+    str | None,
+    typer.Option(
+        help='Of an EAGLE or DFlash drafter: "WIDTHxDEPTHxTOKENS", such as 10x6x60. Left out: a chain.',
+    ),
 ]
 Dtype = Annotated[str, typer.Option(help="Of weights and cache: float32, bfloat16 or float16.")]
 CompilationCache = Annotated[
     str, typer.Option(help='Folder where compiled programs are kept between runs; "" = keep none.')
 ]
+Schedule = Annotated[
+    str | None,
+    typer.Option(
+        help="Cost table of jspec profile: confidence decides how much is verified. Left out: all is."
+    ),
+]
+Calibration = Annotated[str | None, typer.Option(help="File of jspec calibrate, for the schedule.")]
 DEFAULT_CACHE = "~/.cache/jspec/compiled"

@@ -5,6 +5,7 @@ so its state is a function of the committed tokens and nothing is ever recompute
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +127,7 @@ class DFlash:
         With a reduced vocabulary the columns are its own; `DFlashNet.target_ids` says which ids they are.
         """
         first = 0 if self.config.anchor_predicts else 1
-        hidden = self.block_hidden(params, target, state, lanes, text)[:, first : first + self.draft_length]
+        hidden = self.block_hidden(params, target, state, lanes, text)[:, first : first + self.draft_depth]
         flat = hidden.reshape(-1, hidden.shape[2])
         scores = target.logits(flat) if state.head is None else project_float32(flat, state.head)
         logits = draft_logits(self.config, scores)
@@ -143,14 +144,10 @@ class DFlash:
         anchors = jnp.where(drafting, text.tokens[rows, context_lengths], self.config.mask_token_id)
         within = jax.lax.broadcasted_iota(jnp.int32, (lanes.shape[0], block_size), 1)
         ids = jnp.where(within == 0, anchors[:, None], self.config.mask_token_id).reshape(-1)
-        if net.embedding is None:
-            embeddings = target.embed(ids)
-        else:
-            embeddings = jnp.take(net.embedding[...], ids, axis=0, mode="fill")
         page_table = target.cache.groups[0].page_table[rows]
         positions = (context_lengths[:, None] + within).reshape(-1)
         see = paged_blocks(self.config, positions, state.pages, page_table, context_lengths)
-        hidden = net.block(embeddings, positions, see, state.pages.dtype)
+        hidden = net.block(embedder(net, target)(ids), positions, see, state.pages.dtype)
         return hidden.reshape(lanes.shape[0], block_size, -1)
 
     def absorb(
@@ -197,15 +194,22 @@ def dflash(config: DFlashConfig, *, draft_length: int | None = None) -> DFlash:
       draft_length: draft tokens per proposal, 1 .. block_size - 1; None = all.
 
     Raises:
-      ValueError: draft_length out of range, or a config with a selector.
+      ValueError: draft_length out of range, or a config with a selector or heads.
 
     Source: DFlash (z-lab/dflash); SGLang 0.5.23, models/dflash.py.
     """
-    if config.selector is not None:
+    if config.selector is not None or config.head is not None or config.confidence is not None:
         raise ValueError(
-            f"config: expected a drafter without a candidate selector, got ({config.identity}); use dflash2()"
+            f"config: expected a drafter without a candidate selector or heads, got ({config.identity}); "
+            "use dflash2(), dspark() or domino()"
         )
     return DFlash(config=config, draft_length=checked_draft_length(config, draft_length))
+
+
+def embedder(net: DFlashNet, target: TargetView) -> Callable[[Array], Array]:
+    """What the network reads of token ids: the target's embeddings, or its own."""
+    own = net.embedding
+    return target.embed if own is None else lambda ids: jnp.take(own[...], ids, axis=0, mode="fill")
 
 
 def checked_draft_length(config: DFlashConfig, draft_length: int | None) -> int:
@@ -270,21 +274,38 @@ def choose(
       ids: target ids of the columns; None = the columns are ids.
       vocab_size: of the target.
     """
-    num_lanes = lanes.shape[0]
-    drafts = logits.shape[0] // num_lanes
-    slots = rows_of(lanes)
-    coupled = (lanes >= 0) & sampling.seeded[slots] & (sampling.temperature[slots] > 0)
-    best = argmax(logits).reshape(num_lanes, drafts)
+    coupled = coupled_lanes(sampling, lanes)
 
     def drawn() -> Array:
-        within = jax.lax.broadcasted_iota(jnp.int32, (num_lanes, drafts), 1)
-        positions = (text_lengths[:, None] + within).reshape(-1)
-        noise = coupled_noise(jnp.repeat(sampling.seeds[slots], drafts), positions, vocab_size)
-        noise = noise if ids is None else noise[:, ids]
-        temperature = jnp.repeat(jnp.where(coupled, sampling.temperature[slots], 1), drafts)
-        # From the best down, as the target's: a small temperature then overflows to -inf, not inf.
-        shifted = logits - jnp.max(logits, axis=1, keepdims=True)
-        noisy = argmax(shifted / temperature[:, None] + noise).reshape(num_lanes, drafts)
-        return jnp.where(coupled[:, None], noisy, best)
+        scores = coupled_scores(logits, sampling, lanes, coupled, text_lengths, ids, vocab_size)
+        return argmax(scores).reshape(lanes.shape[0], -1)
 
-    return jax.lax.cond(jnp.any(coupled), drawn, lambda: best)
+    return jax.lax.cond(jnp.any(coupled), drawn, lambda: argmax(logits).reshape(lanes.shape[0], -1))
+
+
+def coupled_lanes(sampling: SamplingTable, lanes: Int[Array, "lanes"]) -> Bool[Array, "lanes"]:
+    """Lanes of sampled requests with a seed."""
+    slots = rows_of(lanes)
+    return (lanes >= 0) & sampling.seeded[slots] & (sampling.temperature[slots] > 0)
+
+
+def coupled_scores(
+    logits: Float[Array, "rows vocabulary"],
+    sampling: SamplingTable,
+    lanes: Int[Array, "lanes"],
+    coupled: Bool[Array, "lanes"],
+    text_lengths: Int[Array, "lanes"],
+    ids: Int[Array, "vocabulary"] | None,
+    vocab_size: int,
+) -> Float[Array, "rows vocabulary"]:
+    """Logits over temperature with the seed's noise on coupled lanes, as they are on others; see `choose`."""
+    drafts = logits.shape[0] // lanes.shape[0]
+    slots = rows_of(lanes)
+    within = jax.lax.broadcasted_iota(jnp.int32, (lanes.shape[0], drafts), 1)
+    positions = (text_lengths[:, None] + within).reshape(-1)
+    noise = coupled_noise(jnp.repeat(sampling.seeds[slots], drafts), positions, vocab_size)
+    noise = noise if ids is None else noise[:, ids]
+    temperature = jnp.repeat(jnp.where(coupled, sampling.temperature[slots], 1), drafts)
+    # From the best down, as the target's: a small temperature then overflows to -inf, not inf.
+    shifted = logits - jnp.max(logits, axis=1, keepdims=True)
+    return jnp.where(jnp.repeat(coupled, drafts)[:, None], shifted / temperature[:, None] + noise, logits)

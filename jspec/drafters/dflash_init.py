@@ -1,6 +1,7 @@
 """A drafter that is to be trained: its sizes for a target, fresh weights, DFlash 2 weights made of DFlash's."""
 
 import dataclasses
+import math
 import zlib
 from collections.abc import Sequence
 
@@ -12,6 +13,8 @@ from jaxtyping import Array, Float, Int
 from jspec.drafters.dflash import dflash_leaves
 from jspec.drafters.dflash2_layers import Convolution, Selector
 from jspec.drafters.dflash_net import DFlashConfig
+from jspec.drafters.domino_head import Gru
+from jspec.drafters.dspark_heads import Confidence, Markov
 from jspec.net import Leaf, Params
 from jspec.targets.config import DecoderConfig, LayerKind
 from jspec.targets.decoder import decoder_leaves
@@ -30,6 +33,9 @@ def dflash_config_for(
     layer_kinds: Sequence[LayerKind] | None = None,
     convolution: Convolution | None = None,
     selector: Selector | None = None,
+    head: Markov | Gru | None = None,
+    confidence: Confidence | None = None,
+    anchor_predicts: bool = False,
     draft_vocab_size: int | None = None,
     intermediate_size: int | None = None,
     num_heads: int | None = None,
@@ -48,6 +54,9 @@ def dflash_config_for(
       layer_kinds: "full" or "window" per layer; None = all alike, with a window if there is one.
       convolution: DFlash 2's.
       selector: DFlash 2's.
+      head: DSpark's or Domino's.
+      confidence: DSpark's.
+      anchor_predicts: whether row 0 drafts, too.
       draft_vocab_size: drafts only so many ids; None = all.
       intermediate_size: of the drafter's layers; None = the target's, as for the next three.
       num_heads: of the queries.
@@ -97,6 +106,9 @@ def dflash_config_for(
         target_hidden_size=target.hidden_size,
         convolution=convolution,
         selector=selector,
+        head=head,
+        confidence=confidence,
+        anchor_predicts=anchor_predicts,
         draft_vocab_size=draft_vocab_size,
     )
 
@@ -111,8 +123,8 @@ def init_dflash_params(
 ) -> Params:
     """Weights to start a training from.
 
-    Matrices and the predecessor codebook are normal, norms one, biases zero. Convolutions pass their
-    input on and the successor codebook is zero, so that a fresh DFlash 2 drafts what its DFlash would.
+    Matrices and codebooks are normal, a GRU's uniform in +-1 / sqrt(its size), norms one, biases zero. Convolutions
+    pass their input on and the successor codebook is zero, so that a fresh DFlash 2 drafts what its DFlash would.
 
     Args:
       config: of the drafter.
@@ -251,6 +263,10 @@ def _initial(leaf: Leaf, key: Array, deviation: float) -> Array:
         return jnp.ones(leaf.shape, leaf.dtype)
     if name.endswith("bias") or name in ("kernel_projection", "successor_codebook"):
         return jnp.zeros(leaf.shape, leaf.dtype)
+    if name.startswith("gru_"):
+        return jax.random.uniform(key, leaf.shape, jnp.float32, -1, 1).astype(leaf.dtype) / math.sqrt(
+            leaf.shape[1] // 3
+        )
     return (deviation * jax.random.normal(key, leaf.shape, jnp.float32)).astype(leaf.dtype)
 
 

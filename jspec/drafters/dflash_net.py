@@ -1,6 +1,7 @@
 """The network of a DFlash drafter: Qwen3 layers over projected target features and a masked block.
 
-DFlash 2 is the same network with a convolution around its sublayers and a candidate selector beside it.
+DFlash 2 is the same network with a convolution around its sublayers and a candidate selector beside it,
+DSpark and Domino are the same network with a head that corrects the logits by the tokens drafted before.
 """
 
 import dataclasses
@@ -14,6 +15,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jspec.drafters.dflash2_layers import CandidateSelector, Convolution, ConvolvedLayer, Selector
+from jspec.drafters.domino_head import Gru, GruHead
+from jspec.drafters.dspark_heads import Confidence, ConfidenceHead, Markov, MarkovHead
 from jspec.targets.config import DecoderConfig, LayerKind
 from jspec.targets.layers import Layer, See, paged, project, rms_norm
 from jspec.targets.rope import rotate, rotation
@@ -37,6 +40,8 @@ class DFlashConfig:
     anchor_predicts: bool = False  # row j drafts the token after position j, the anchor's included
     convolution: Convolution | None = None  # DFlash 2
     selector: Selector | None = None  # DFlash 2
+    head: Markov | Gru | None = None  # DSpark, Domino
+    confidence: Confidence | None = None  # DSpark
     output_multiplier: float = 1.0  # on the target head's logits of drafts
     final_softcap: float | None = None  # after the multiplier; the target's own has already been applied
 
@@ -59,6 +64,7 @@ class DFlashConfig:
                 f"got {self.draft_vocab_size}"
             )
         self._check_dflash2()
+        self._check_heads()
 
     def _check_dflash2(self) -> None:
         hidden_size, vocab_size = self.decoder.hidden_size, self.decoder.vocab_size
@@ -88,13 +94,39 @@ class DFlashConfig:
         ):
             raise ValueError(f"final_softcap: expected a number above 0 or None, got {self.final_softcap}")
 
+    def _check_heads(self) -> None:
+        if self.selector is not None and not (self.head is None and self.confidence is None):
+            raise ValueError(
+                "head, confidence: expected None with a candidate selector, which corrects logits itself, "
+                f"got {self.head} and {self.confidence}"
+            )
+        if self.head is not None:
+            self.head.check()
+        if self.confidence is not None:
+            if isinstance(self.head, Gru):
+                raise ValueError("confidence: expected None with a GRU head, got a head; no method has both")
+            if self.confidence.reads_token and self.head is None:
+                raise ValueError(
+                    "confidence.reads_token: expected False without a Markov head, got True; the embedding that "
+                    "it would read is that head's"
+                )
+
+    @property
+    def method(self) -> str:
+        """What its authors call a drafter with these parts."""
+        if isinstance(self.head, Gru):
+            return "Domino"
+        if self.head is not None or self.confidence is not None:
+            return "DSpark"
+        return "DFlash" if self.convolution is None and self.selector is None else "DFlash 2"
+
     @property
     def identity(self) -> str:
         """What it is and what it was trained for, to name it in refusals."""
         layers = "" if self.num_target_layers is None else f" of {self.num_target_layers} layers"
-        method = "DFlash" if self.convolution is None and self.selector is None else "DFlash 2"
+        head = "" if self.head is None else f" with a {self.head.identity}"
         return (
-            f"{method}, {self.decoder.num_layers} layers, hidden {self.decoder.hidden_size}, "
+            f"{self.method}{head}, {self.decoder.num_layers} layers, hidden {self.decoder.hidden_size}, "
             f"vocabulary {self._vocabulary}, block {self.block_size}, for states "
             f"{list(self.target_layer_ids)} of width {self.target_hidden_size}{layers}"
         )
@@ -141,6 +173,12 @@ class DFlashNet(nnx.Module):
         )
         self.candidate_selector = (
             None if config.selector is None else CandidateSelector(decoder, config.selector, dtype)
+        )
+        columns = config.draft_vocab_size or decoder.vocab_size
+        self.head = _head(config, columns, dtype)
+        markov = config.head if isinstance(config.head, Markov) else None
+        self.confidence_head = (
+            None if config.confidence is None else ConfidenceHead(decoder, config.confidence, markov, dtype)
         )
 
     def target_ids(self, columns: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
@@ -199,6 +237,16 @@ class DFlashNet(nnx.Module):
         for index, (kind, layer) in enumerate(zip(decoder.layer_kinds, self.layers, strict=True)):
             x, _, _ = layer(x, turn, see(index, kind), kv_dtype)
         return rms_norm(x, self.norm[...], decoder.norm_eps)
+
+
+def _head(config: DFlashConfig, columns: int, dtype: jnp.dtype) -> MarkovHead | GruHead | None:
+    match config.head:
+        case None:
+            return None
+        case Gru() as sizes:
+            return GruHead(config.decoder, sizes, columns, dtype)
+        case Markov() as sizes:
+            return MarkovHead(config.decoder, sizes, columns, dtype)
 
 
 def _layer(config: DFlashConfig, dtype: jnp.dtype) -> Layer:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from jspec.drafters.ngram_trie import trie
 from jspec.drafters.protocol import Committed, Text
 from jspec.round import OneHot, Proposal
 from jspec.sampling import SamplingTable
@@ -113,26 +114,30 @@ def _covered(tokens: Array, lengths: Array, follow: Array, length: Array) -> Arr
 class Ngram:
     """See `ngram`. It has no parameters and needs no features."""
 
-    draft_length: int
+    draft_depth: int
     min_n: int
     max_n: int
     num_continuations: int
     adaptive: bool
-    name: str = "ngram"
     features: tuple[str, ...] = ()
     simulated: bool = False
 
     @property
-    def draft_depth(self) -> int:
-        """It drafts chains."""
-        return self.draft_length
+    def name(self) -> str:
+        """Says whether it drafts trees."""
+        return "ngram" if self.num_continuations == 1 else "ngram-tree"
+
+    @property
+    def draft_length(self) -> int:
+        """All continuations together, if they have nothing in common."""
+        return self.draft_depth * self.num_continuations
 
     def init(self, params: Any, target: TargetView, max_slots: int) -> NgramState:
         """No proposal for anybody; serves any target."""
         shape = (max_slots, self.num_continuations)
         return NgramState(
             found=Continuations(
-                tokens=jnp.zeros((*shape, self.draft_length), jnp.int32),
+                tokens=jnp.zeros((*shape, self.draft_depth), jnp.int32),
                 lengths=jnp.zeros(shape, jnp.int32),
                 match_lengths=jnp.zeros(shape, jnp.int32),
             ),
@@ -149,15 +154,12 @@ class Ngram:
         text: Text,
         sampling: SamplingTable,
     ) -> Proposal:
-        """The best continuation that the last `absorb` found, as a chain."""
+        """What the last `absorb` found: the best continuation, or the tree of all of them."""
         rows = rows_of(lanes)
         fresh = (lanes >= 0) & (state.text_lengths[rows] == text.lengths[rows])
         found = jax.tree.map(lambda leaf: leaf[rows], state.found)
-        return Proposal(
-            tokens=found.tokens[:, 0],
-            lengths=jnp.where(fresh, self._ready(found, state.required[rows]), 0),
-            q=OneHot(),
-        )
+        proposal = self._proposal(found, state.required[rows])
+        return dataclasses.replace(proposal, lengths=jnp.where(fresh, proposal.lengths, 0))
 
     def absorb(
         self,
@@ -175,7 +177,7 @@ class Ngram:
         found = continuations(
             tokens,
             lengths,
-            draft_length=self.draft_length,
+            draft_length=self.draft_depth,
             min_n=self.min_n,
             max_n=self.max_n,
             count=self.num_continuations,
@@ -183,10 +185,13 @@ class Ngram:
         slots = slots_of(lanes, state.required.shape[0])
         new = NgramState(found=found, text_lengths=lengths, required=required)
         state = jax.tree.map(lambda old, lane: old.at[slots].set(lane, mode="drop"), state, new)
-        return state, jnp.where(lanes >= 0, self._ready(found, required), 0)
+        return state, jnp.where(lanes >= 0, self._proposal(found, required).lengths, 0)
 
-    def _ready(self, found: Continuations, required: Int[Array, "rows"]) -> Int[Array, "rows"]:
-        return jnp.where(found.match_lengths[:, 0] >= required, found.lengths[:, 0], 0)
+    def _proposal(self, found: Continuations, required: Int[Array, "lanes"]) -> Proposal:
+        lengths = jnp.where(found.match_lengths >= required[:, None], found.lengths, 0)
+        if self.num_continuations > 1:
+            return trie(found.tokens, lengths)
+        return Proposal(tokens=found.tokens[:, 0], lengths=lengths[:, 0], q=OneHot())
 
     def _required(
         self,
@@ -234,10 +239,11 @@ def ngram(
     where the worst text is at 0.99; fixed at 2, that worst is 0.94, fixed at 3, 0.98.
 
     Args:
-      draft_length: most draft tokens per proposal.
+      draft_length: most draft tokens of a continuation.
       min_n: fewest last tokens that must have occurred before, at least 1.
       max_n: most last tokens that are compared.
-      num_continuations: continuations kept per slot, for drafting trees; a chain is the first of them.
+      num_continuations: how many are looked for; more than one are drafted as a tree, the best first, in
+        which equal beginnings are shared. A verified token costs something on a CPU, used or not.
       adaptive: False = every match of min_n tokens is drafted.
 
     Raises:
@@ -254,7 +260,7 @@ def ngram(
             f"num_continuations: expected at least 1, got {num_continuations}; a chain needs one"
         )
     return Ngram(
-        draft_length=draft_length,
+        draft_depth=draft_length,
         min_n=min_n,
         max_n=max_n,
         num_continuations=num_continuations,

@@ -65,7 +65,7 @@ def grow(shape: TreeShape, first: Ranked, extend: Extend[State], state: State) -
       shape: static.
       first: candidates after the anchor: one row per lane.
       extend: expands a frontier: (state, frontier) to (state, candidates), as many rows as the frontier
-        has. Called under the trace, once for each depth from 1 to shape.depth - 1.
+        has. Called under the trace, once for each depth from 1 to shape.draft_depth - 1.
       state: what the first call is given, for instance the keys and values of the rows so far.
 
     Returns:
@@ -85,7 +85,7 @@ def grow(shape: TreeShape, first: Ranked, extend: Extend[State], state: State) -
     tokens = [ranked.ids.reshape(lanes, -1)]
     parents = [jnp.full_like(tokens[0], -1)]  # among the candidates of all depths; -1 = the anchor
     frontier: Frontier | None = None
-    for depth in range(1, shape.depth):
+    for depth in range(1, shape.draft_depth):
         picked = _pick(shape, depth, scores[-1])
         frontier = _frontier(shape, jnp.take_along_axis(tokens[-1], picked, axis=1), picked, frontier)
         state, ranked = extend(state, frontier)

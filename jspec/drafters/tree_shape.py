@@ -146,6 +146,21 @@ def static_tree(paths: Sequence[Sequence[int]]) -> StaticTree:
     return StaticTree(paths=tuple(sorted(known, key=lambda path: (len(path), path))))
 
 
+def parse_tree(text: str) -> DynamicTree:
+    """A dynamic tree from "WIDTHxDEPTHxTOKENS": "10x6x60" keeps the best 60 of a tree of width 10 and depth 6.
+
+    Raises:
+      ValueError: something else, or sizes that `dynamic_tree` refuses.
+    """
+    sizes = text.split("x")
+    if len(sizes) != 3 or not all(size.isascii() and size.isdigit() for size in sizes):
+        raise ValueError(
+            f'tree: expected "WIDTHxDEPTHxTOKENS", got {text!r}; for instance "10x6x60", or leave it out'
+        )
+    width, depth, draft_length = map(int, sizes)
+    return dynamic_tree(width=width, depth=depth, draft_length=draft_length)
+
+
 def chain_shape(draft_length: int) -> DynamicTree:
     """The tree of width 1: a chain of `draft_length` draft tokens."""
     return dynamic_tree(width=1, depth=draft_length, draft_length=draft_length)

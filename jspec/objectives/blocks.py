@@ -7,6 +7,8 @@ Row j of the block at anchor a (an index into the token row):
 | 0   | token a        | positions[a]      | nothing     | -             | 0                             |
 | j   | the mask token | positions[a] + j  | token a + j | token a+j - 1 | loss_mask[a+j], same document |
 
+If the anchor's row predicts, every row j predicts token a + j + 1 instead, whose predecessor is token a + j.
+The token before a label is also where the target's distribution of the label is read.
 Every row sees the features of tokens before a, strictly, of its own document, and its own block.
 The feature of the anchor stays hidden: while decoding, the target has not executed it yet.
 """
@@ -33,6 +35,7 @@ class BlockTargets:
 
     labels: Int[Array, "rows blocks block"]
     predecessors: Int[Array, "rows blocks block"]
+    before: Int[Array, "rows blocks block"]  # place of the predecessor in the token row
     mask: Bool[Array, "rows blocks block"]
     positions: Int[Array, "rows blocks block"]
 
@@ -73,23 +76,35 @@ def choose_anchors(batch: TrainBatch, uniforms: Float[Array, "rows tokens"], *, 
     return Blocks(anchors=jnp.where(keep, order, 0), keep=keep)
 
 
-def block_targets(batch: TrainBatch, blocks: Blocks, *, block_size: int) -> BlockTargets:
-    """What the rows of every block predict and at which positions they stand."""
+def block_targets(
+    batch: TrainBatch, blocks: Blocks, *, block_size: int, anchor_predicts: bool = False
+) -> BlockTargets:
+    """What the rows of every block predict and at which positions they stand.
+
+    Args:
+      batch: the documents.
+      blocks: anchors.
+      block_size: rows of a block.
+      anchor_predicts: static; whether row 0 predicts.
+    """
     rows, tokens = batch.ids.shape
     offset = jax.lax.broadcasted_iota(jnp.int32, (1, 1, block_size), 2)
-    place = blocks.anchors[:, :, None] + offset
-    inside = place < tokens
-    place = jnp.minimum(place, tokens - 1)
+    row = blocks.anchors[:, :, None] + offset
+    label = row + 1 if anchor_predicts else row
+    inside = label < tokens
 
     def at(values: Array, index: Array) -> Array:
+        index = jnp.clip(index, 0, tokens - 1)
         return jnp.take_along_axis(values, index.reshape(rows, -1), axis=1).reshape(index.shape)
 
     document = at(batch.segments, blocks.anchors)
-    mask = inside & at(batch.loss_mask, place) & (at(batch.segments, place) == document[:, :, None])
+    mask = inside & at(batch.loss_mask, label) & (at(batch.segments, label) == document[:, :, None])
+    before = jnp.clip(label - 1, blocks.anchors[:, :, None], tokens - 1)
     return BlockTargets(
-        labels=at(batch.ids, place),
-        predecessors=at(batch.ids, jnp.maximum(place - 1, blocks.anchors[:, :, None])),
-        mask=mask & (offset > 0) & blocks.keep[:, :, None],
+        labels=at(batch.ids, label),
+        predecessors=at(batch.ids, before),
+        before=before,
+        mask=mask & (label > blocks.anchors[:, :, None]) & blocks.keep[:, :, None],
         positions=at(batch.positions, blocks.anchors)[:, :, None] + offset,
     )
 

@@ -14,12 +14,11 @@ from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, draft_logits
 from jspec.features import layer_outputs
 from jspec.net import Params
 from jspec.objectives.batch import TrainBatch
-from jspec.objectives.block_pass import training_hidden
-from jspec.objectives.blocks import Blocks, block_targets, choose_anchors, position_weights
-from jspec.objectives.frozen import DraftTables, Tables
+from jspec.objectives.blocks import Blocks, choose_anchors, position_weights
+from jspec.objectives.draft_rows import DraftRows, check_window, draft_rows
+from jspec.objectives.frozen import Tables
 from jspec.objectives.terms import Terms, summed_over_chunks
 from jspec.objectives.weights import WEIGHTINGS, Weighting, dpace_weights
-from pallas_kernels.pytree import pytree
 
 TokenLoss = Literal["cross_entropy", "lk_alpha", "lk_lambda", "lk_tv"]
 
@@ -100,16 +99,16 @@ class DFlashObjective:
         for name in ("num_anchors", "total_steps", "chunk_blocks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.config.method not in ("DFlash", "DFlash 2"):
+            raise ValueError(
+                f"config: expected a DFlash or DFlash 2 drafter, got ({self.config.identity}); see "
+                "jspec.objectives.dspark and jspec.objectives.domino"
+            )
         if self.config.anchor_predicts:
             raise ValueError(
                 "config.anchor_predicts: expected False, got True; such drafters are trained as DSpark is"
             )
-        window = self.config.decoder.window
-        if window is not None and window < self.config.block_size:
-            raise ValueError(
-                f"window: expected at least the block of {self.config.block_size}, got {window}; "
-                "a row could not see its own block"
-            )
+        check_window(self.config)
         position_weights(self.config.block_size, self.gamma)
 
     @property
@@ -150,37 +149,12 @@ class DFlashObjective:
         step: Int[Array, ""] | int = 0,
     ) -> Terms:
         """The loss over given anchors."""
-        config = self.config
-        net = dflash_net(config, params)
-        targets = block_targets(batch, blocks, block_size=config.block_size)
-        table = None if net.embedding is None else net.embedding[...]
-        embed = target.embed if table is None else lambda ids: jnp.take(table, ids, axis=0)
-
-        def hidden_of(params: Params, features: Array) -> Array:
-            seen = dataclasses.replace(batch, features=features)
-            return training_hidden(dflash_net(config, params), embed, seen, blocks, targets)
-
-        hidden = (jax.checkpoint(hidden_of) if self.recompute else hidden_of)(params, batch.features)
-
-        def flat(array: Array) -> Array:  # row 0 predicts nothing: it never reaches the head
-            return array[:, :, 1:].reshape(-1, config.block_size - 1, *array.shape[3:])
-
-        labels = flat(targets.labels)
-        columns = labels
-        if config.draft_vocab_size is not None:
-            assert isinstance(target, DraftTables)
-            columns = target.columns[labels]
-        rows = _Rows(
-            hidden=flat(hidden),
-            labels=labels,
-            columns=columns,
-            predecessors=flat(targets.predecessors),
-            mask=flat(targets.mask).astype(jnp.float32),
-        )
+        net = dflash_net(self.config, params)
+        rows = draft_rows(self.config, params, target, batch, blocks, recompute=self.recompute)
         sums = summed_over_chunks(lambda piece: self._sums(piece, target, net), rows, chunk=self.chunk_blocks)
         return self._combine(sums, batch.ids.shape[0], step)
 
-    def _sums(self, rows: "_Rows", target: Tables, net: DFlashNet) -> dict[str, Array]:
+    def _sums(self, rows: DraftRows, target: Tables, net: DFlashNet) -> dict[str, Array]:
         """Everything that adds up over blocks.
 
         A label that cannot be drafted has no weight in the loss, but counts as missed in the metrics.
@@ -216,7 +190,7 @@ class DFlashObjective:
         return dpace_weights(prob, mask > 0, alpha=self.dpace_alpha, form=self.weighting)
 
     def _selector_sums(
-        self, rows: "_Rows", logits: Array, weights: Array, net: DFlashNet
+        self, rows: DraftRows, logits: Array, weights: Array, net: DFlashNet
     ) -> dict[str, Array]:
         """The label among the top K candidates, given its true predecessor.
 
@@ -281,17 +255,6 @@ class DFlashObjective:
             denominator=jax.lax.stop_gradient(denominator),
             metrics=jax.lax.stop_gradient(metrics),
         )
-
-
-@pytree
-class _Rows:
-    """Rows 1, 2, ... of all blocks: those that predict."""
-
-    hidden: Float[Array, "blocks drafts hidden"]
-    labels: Int[Array, "blocks drafts"]
-    columns: Int[Array, "blocks drafts"]  # of the logits; -1 where the label cannot be drafted
-    predecessors: Int[Array, "blocks drafts"]
-    mask: Float[Array, "blocks drafts"]
 
 
 def _greedy_walk(

@@ -58,24 +58,22 @@ def verify(
     coupled = sampled & table.seeded[slots]
     tossed = sampled & ~table.seeded[slots]
 
-    choices = greedy_choices(rows, nodes)
-    choices = jax.lax.cond(
-        jnp.any(coupled),
-        lambda: jnp.where(
-            coupled[:, None],
-            coupled_choices(rows, table.seeds[slots], text_lengths, nodes, proposal),
-            choices,
-        ),
-        lambda: choices,
-    )
     is_tree = proposal.parents is not None
 
     def along_chain(accept_length: Array, bonus: Array) -> Verdict:
         return Verdict(path=chain_path(accept_length, nodes), accept_length=accept_length, bonus=bonus)
 
     if is_tree:
-        followed = follow_tree(proposal, choices, verify_lengths)
+        followed = follow_tree(proposal, rows, verify_lengths, coupled, table.seeds[slots], text_lengths)
     else:
+        choices = greedy_choices(rows, nodes)
+        choices = jax.lax.cond(
+            jnp.any(coupled),
+            lambda: jnp.where(
+                coupled[:, None], coupled_choices(rows, table.seeds[slots], text_lengths, nodes), choices
+            ),
+            lambda: choices,
+        )
         followed = along_chain(*follow(proposal, choices, verify_lengths))
 
     def toss() -> Verdict:

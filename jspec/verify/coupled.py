@@ -11,47 +11,32 @@ Source: Daliri et al., arXiv 2408.07978.
 import jax.numpy as jnp
 from jaxtyping import Array, Int, UInt32
 
-from jspec.ancestry import depths
 from jspec.coins import coupled_noise
-from jspec.round import Proposal
 from jspec.target_rows import TargetRows, lanes_of
 from jspec.verify.greedy import node_numbers
 from jspec.vocabulary import argmax
 
 
 def coupled_choices(
-    rows: TargetRows,
-    seeds: UInt32[Array, "lanes"],
-    text_lengths: Int[Array, "lanes"],
-    nodes: int,
-    tree: Proposal | None = None,
+    rows: TargetRows, seeds: UInt32[Array, "lanes"], text_lengths: Int[Array, "lanes"], nodes: int
 ) -> Int[Array, "lanes nodes"]:
-    """The token that each lane's seed draws after each of its first `nodes` nodes.
+    """The token that each lane's seed draws after each of its first `nodes` nodes, in a chain.
 
     Args:
       rows: sampled rows; the choices of others mean nothing.
       seeds: of the lanes' requests.
       text_lengths: tokens known per lane, the anchor included: node 0 decides the token at this position.
       nodes: static; columns of the result.
-      tree: whose parents say how deep each node is: nodes of one depth share the noise. None = chains.
 
     Returns:
       ids; -1 where the row is not a distribution.
     """
     num_rows, vocabulary = rows.logits.shape
-    lanes = rows.starts.shape[0]
     lane = lanes_of(rows.starts, num_rows)
     node = jnp.arange(num_rows, dtype=jnp.int32) - rows.starts[lane]
-    if tree is None or tree.parents is None:
-        noise = coupled_noise(seeds[lane], text_lengths[lane] + node, vocabulary)
-    else:
-        levels = tree.depth + 1
-        positions = text_lengths[:, None] + node_numbers(lanes, levels)
-        noise = coupled_noise(jnp.repeat(seeds, levels), positions.reshape(-1), vocabulary)
-        depth = depths(tree.parents)[lane, jnp.clip(node, 0, nodes - 1)]
-        noise = noise[lane * levels + jnp.clip(depth, 0, levels - 1)]
+    noise = coupled_noise(seeds[lane], text_lengths[lane] + node, vocabulary)
     # The normaliser would shift a whole row. Without it nothing here depends on the batch's shape.
     kept = jnp.where(rows.logits < rows.floor[:, None], -jnp.inf, rows.logits)
     chosen = argmax(kept + noise)
-    index = rows.starts[:, None] + node_numbers(lanes, nodes)
+    index = rows.starts[:, None] + node_numbers(rows.starts.shape[0], nodes)
     return chosen[jnp.clip(index, 0, num_rows - 1)]

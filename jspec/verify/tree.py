@@ -2,36 +2,55 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int, UInt32
 
-from jspec.coins import Coins
+from jspec.coins import Coins, coupled_noise
 from jspec.round import OneHot, Proposal, Verdict
 from jspec.target_rows import TargetRows
 from jspec.verify.walk import eligible_drafts, walk
-from jspec.vocabulary import draw
+from jspec.vocabulary import argmax, draw
 
 
 def follow_tree(
-    proposal: Proposal, choices: Int[Array, "lanes nodes"], verify_lengths: Int[Array, "lanes"]
+    proposal: Proposal,
+    rows: TargetRows,
+    verify_lengths: Int[Array, "lanes"],
+    coupled: Bool[Array, "lanes"],
+    seeds: UInt32[Array, "lanes"],
+    text_lengths: Int[Array, "lanes"],
 ) -> Verdict:
-    """Walks to the draft token that is the choice at its parent, for as long as there is one.
+    """Walks to the draft token that is the target's choice at its parent, for as long as there is one.
+
+    The choice is the best id, with the request's noise for its position on coupled lanes (see
+    `jspec.verify.coupled`). Only rows that the walk comes to are looked at: one per level, not per node.
 
     Args:
       proposal: a tree.
-      choices: the token to emit after each node; -1 (a row that is no distribution) equals no token.
+      rows: greedy and sampled ones; the outcome of sampled lanes that are not coupled means nothing.
       verify_lengths: draft tokens of each lane that have a row. One without can still be the bonus.
+      coupled: lanes whose choice is drawn by their seed.
+      seeds: of the lanes' requests.
+      text_lengths: tokens known per lane, the anchor included.
 
     Returns:
-      The verdict; its bonus is the choice at the node where the walk ends.
+      The verdict; its bonus is the choice at the node where the walk ends, -1 where that row is no
+      distribution.
     """
 
-    def step(node: Array, children: Array) -> Array:
-        choice = jnp.take_along_axis(choices, node[:, None], axis=1)
-        return children & (proposal.tokens == choice)
+    def choice(node: Array, depth: Array) -> Array:
+        kept = rows.kept(node)
+
+        def noisy() -> Array:
+            noise = coupled_noise(seeds, text_lengths + depth, kept.shape[1])
+            return argmax(jnp.where(coupled[:, None], kept + noise, kept))
+
+        return jax.lax.cond(jnp.any(coupled), noisy, lambda: argmax(kept))
+
+    def step(node: Array, depth: Array, children: Array) -> Array:
+        return children & (proposal.tokens == choice(node, depth)[:, None])
 
     path, accept_length, end = walk(proposal, verify_lengths, step)
-    bonus = jnp.take_along_axis(choices, end[:, None], axis=1)[:, 0]
-    return Verdict(path=path, accept_length=accept_length, bonus=bonus)
+    return Verdict(path=path, accept_length=accept_length, bonus=choice(end, accept_length))
 
 
 def sample_tree(
@@ -70,7 +89,7 @@ def sample_tree(
     at_parent = jnp.clip(proposal.parents, 0, drafts)
     mass = jnp.exp(rows.log_prob(at_parent, proposal.tokens))
 
-    def step(node: Array, children: Array) -> Array:
+    def step(node: Array, depth: Array, children: Array) -> Array:
         coin = jnp.take_along_axis(coins.accept, jnp.minimum(node, drafts - 1)[:, None], axis=1)
         past = jnp.cumsum(jnp.where(children, mass, 0), axis=1) > coin
         passing = children & past & (mass > 0)

@@ -12,8 +12,11 @@ from jaxtyping import Array, Bool, Int
 
 from jspec.round import Proposal
 
-# Which draft token each lane goes to, of those that hang on its node; none set = the walk ends there.
-Step = Callable[[Int[Array, "lanes"], Bool[Array, "lanes drafts"]], Bool[Array, "lanes drafts"]]
+# Which draft token each lane goes to, given its node, the depth of that, and the draft tokens that hang on
+# it; none set = the walk ends there.
+Step = Callable[
+    [Int[Array, "lanes"], Int[Array, ""], Bool[Array, "lanes drafts"]], Bool[Array, "lanes drafts"]
+]
 
 
 def walk(
@@ -24,7 +27,7 @@ def walk(
     Args:
       proposal: a tree.
       verify_lengths: draft tokens of each lane that have a row.
-      step: given each lane's node and the draft tokens that hang on it, says where to go: at most one.
+      step: says where to go: to one of the draft tokens at most.
 
     Returns:
       The path (anchor first, -1 behind its end), its number of draft tokens, the node where it ends.
@@ -34,16 +37,17 @@ def walk(
     parents, eligible = proposal.parents, eligible_drafts(proposal, verify_lengths)
     index = jax.lax.broadcasted_iota(jnp.int32, (lanes, drafts), 1)
 
-    def descend(carry: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], Array]:
+    def descend(carry: tuple[Array, Array], depth: Array) -> tuple[tuple[Array, Array], Array]:
         node, walking = carry
-        chosen = step(node, eligible & (parents == node[:, None]))
+        chosen = step(node, depth, eligible & (parents == node[:, None]))
         child = jnp.max(jnp.where(chosen, index, -1), axis=1) + 1
         walking = walking & (child > 0)
         node = jnp.where(walking, child, node)
         return (node, walking), jnp.where(walking, node, -1)
 
     start = jnp.zeros((lanes,), jnp.int32)
-    (end, _), below = jax.lax.scan(descend, (start, jnp.ones((lanes,), bool)), length=proposal.depth)
+    levels = jnp.arange(proposal.depth, dtype=jnp.int32)
+    (end, _), below = jax.lax.scan(descend, (start, jnp.ones((lanes,), bool)), levels)
     path = jnp.concatenate([start[:, None], below.T], axis=1)
     return path, jnp.sum(below >= 0, axis=0, dtype=jnp.int32), end
 

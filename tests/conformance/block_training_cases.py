@@ -28,6 +28,8 @@ from pallas_kernels.pytree import pytree
 
 RTOL, ATOL = 1e-4, 2e-5
 GRAD_RTOL, GRAD_ATOL = 1e-3, 1e-5
+SHARING = r"same_.*as|same_as|start|inputs_and_target"  # keys of meta.json that name sibling cases
+FEATURES = ("batch.hidden_states", "batch.target_last_hidden_states")  # side by side, as captured
 DPACE = {
     "dpace": "dpace",
     "dpace-cumulative-confidence-only": "dpace_cumulative",
@@ -53,35 +55,35 @@ class RecordedTables:
 
 def run_block_training(folder: Path) -> None:
     """A case with its own weights: everything on the way to the loss, the loss and all gradients."""
-    meta, outputs = _meta(folder), load_file(folder / "outputs.safetensors")
-    loaded, tables, batch = _start(folder)
+    meta, outputs = meta_of(folder), load_file(folder / "outputs.safetensors")
+    loaded, tables, batch = recorded_start(folder)
     config = loaded.drafter.config
-    blocks = _blocks(outputs)
-    _check_anchors(batch, outputs, meta["num_anchors"])
+    blocks = recorded_blocks(outputs)
+    check_anchors(batch, outputs, meta["num_anchors"])
     targets = block_targets(batch, blocks, block_size=config.block_size)
-    _check_masks(config, batch, blocks, outputs)
+    check_masks(config, batch, blocks, outputs)
     hidden = training_hidden(dflash_net(config, loaded.params), tables.embed, batch, blocks, targets)
     keep = np.asarray(blocks.keep)
-    _close("draft_hidden", hidden[keep], outputs["draft_hidden"].reshape(hidden.shape)[keep])
+    near("draft_hidden", hidden[keep], outputs["draft_hidden"].reshape(hidden.shape)[keep])
     logits = draft_logits(config, tables.logits(hidden.reshape(-1, hidden.shape[-1])))
     recorded = outputs["base_logits" if "base_logits" in outputs else "unary_logits"]
-    _close("logits", np.asarray(logits).reshape(recorded.shape)[keep], recorded[keep])
+    near("logits", np.asarray(logits).reshape(recorded.shape)[keep], recorded[keep])
     for name, ours in (("target_ids", targets.labels), ("predecessor_ids", targets.predecessors)):
         if name in outputs:
             mask = np.asarray(targets.mask)
             np.testing.assert_array_equal(np.asarray(ours)[mask], outputs[name][mask], err_msg=name)
 
     objective = _objective(config, meta)
-    terms, grads = _terms_and_grads(objective, loaded, tables, batch, blocks)
-    _close("loss", terms.loss(), outputs["loss"])
+    terms, grads = terms_and_grads(objective, loaded, tables, batch, blocks)
+    near("loss", terms.loss(), outputs["loss"])
     _check_metrics(terms, outputs)
-    _check_grads(folder.name, folder, grads, load_file(folder / "grads.safetensors"))
+    check_grads(folder.name, folder, grads, load_file(folder / "grads.safetensors"))
 
 
 def run_dpace(folder: Path) -> None:
     """D-PACE on the weights of another case, divided by the number of rows as in the older version."""
-    meta, outputs = _meta(folder), load_file(folder / "outputs.safetensors")
-    loaded, tables, batch = _start(folder)
+    meta, outputs = meta_of(folder), load_file(folder / "outputs.safetensors")
+    loaded, tables, batch = recorded_start(folder)
     objective = DFlashObjective(
         config=loaded.drafter.config,
         weighting=DPACE[meta["loss_type"]],
@@ -89,21 +91,21 @@ def run_dpace(folder: Path) -> None:
         dpace_denominator="rows",
         chunk_blocks=3,
     )
-    blocks = _blocks(load_file(_anchors_of(folder) / "outputs.safetensors"))
-    terms, grads = _terms_and_grads(objective, loaded, tables, batch, blocks)
-    _close("numerator", terms.numerator, outputs["loss_terms.num"])
-    _close("denominator", terms.denominator, outputs["loss_terms.den"])
-    _close("loss", terms.loss(), outputs["loss"])
-    _check_grads(folder.name, folder, grads, load_file(folder / "grads.safetensors"))
+    blocks = recorded_blocks(load_file(_anchors_of(folder) / "outputs.safetensors"))
+    terms, grads = terms_and_grads(objective, loaded, tables, batch, blocks)
+    near("numerator", terms.numerator, outputs["loss_terms.num"])
+    near("denominator", terms.denominator, outputs["loss_terms.den"])
+    near("loss", terms.loss(), outputs["loss"])
+    check_grads(folder.name, folder, grads, load_file(folder / "grads.safetensors"))
 
 
 def run_dflash2_objectives(folder: Path) -> None:
     """Every variant of the DFlash 2 loss on the weights of another case, and the schedule of alpha."""
-    meta, outputs = _meta(folder), load_file(folder / "outputs.safetensors")
-    loaded, tables, batch = _start(folder)
+    meta, outputs = meta_of(folder), load_file(folder / "outputs.safetensors")
+    loaded, tables, batch = recorded_start(folder)
     sibling = _anchors_of(folder)
-    config, base = loaded.drafter.config, _meta(sibling)
-    blocks = _blocks(load_file(sibling / "outputs.safetensors"))
+    config, base = loaded.drafter.config, meta_of(sibling)
+    blocks = recorded_blocks(load_file(sibling / "outputs.safetensors"))
     grads_of = load_file(folder / "grads.safetensors")
     variants = {name.rpartition(".")[0] for name in outputs}
     for variant in sorted(variants):
@@ -111,15 +113,15 @@ def run_dflash2_objectives(folder: Path) -> None:
             name.rpartition(".")[2]: v for name, v in outputs.items() if name.rpartition(".")[0] == variant
         }
         objective = DFlashObjective(config=config, chunk_blocks=5, **_variant(variant, base, meta))
-        terms, grads = _terms_and_grads(objective, loaded, tables, batch, blocks)
-        _close(f"{variant} loss", terms.loss(), expected["loss"])
-        _close(f"{variant} loss_den", terms.denominator, expected["loss_den"])
+        terms, grads = terms_and_grads(objective, loaded, tables, batch, blocks)
+        near(f"{variant} loss", terms.loss(), expected["loss"])
+        near(f"{variant} loss_den", terms.denominator, expected["loss_den"])
         probability = np.sum(terms.metrics["label_prob"][0])
-        _close(f"{variant} target_probability_num", probability, expected["target_probability_num"])
+        near(f"{variant} target_probability_num", probability, expected["target_probability_num"])
         recorded = {
             n.removeprefix(f"{variant}."): g for n, g in grads_of.items() if n.startswith(f"{variant}.")
         }
-        _check_grads(f"{folder.name} {variant}", folder, grads, recorded)
+        check_grads(f"{folder.name} {variant}", folder, grads, recorded)
     schedules = [key for key in meta if key.startswith("selector_alpha_schedule")]
     for key in schedules:
         total, warmup, ramp = re.fullmatch(r".*_total(\d+)_warmup([\d_]+)_ramp([\d_]+)", key).groups()
@@ -127,16 +129,16 @@ def run_dflash2_objectives(folder: Path) -> None:
             warmup_ratio=float(warmup.replace("_", ".")), ramp_ratio=float(ramp.replace("_", "."))
         )
         for step, alpha in meta[key]:
-            _close(f"alpha at {step}", term.at(step, int(total)), alpha)
+            near(f"alpha at {step}", term.at(step, int(total)), alpha)
 
 
 def run_block_updates(folder: Path) -> None:
     """Updates of several micro-batches each: losses, gradient norms and the weights at the end."""
-    meta, outputs = _meta(folder), load_file(folder / "outputs.safetensors")
+    meta, outputs = meta_of(folder), load_file(folder / "outputs.safetensors")
     recorded = load_file(folder / "inputs.safetensors")
-    start = _part(folder, "draft").parent
-    loaded, tables, batch = _start(start)
-    base = _meta(start)
+    start = part_of(folder, "draft").parent
+    loaded, tables, batch = recorded_start(start)
+    base = meta_of(start)
     objective = DFlashObjective(config=loaded.drafter.config, gamma=base["loss_decay_gamma"], chunk_blocks=4)
     micro = [batch, jax.tree.map(lambda a: a[::-1], batch)]
     steps = len(outputs["losses"])
@@ -152,14 +154,14 @@ def run_block_updates(folder: Path) -> None:
     for step in range(steps):
         window = []
         for index, data in enumerate(micro):
-            blocks = _blocks(recorded, f"step{step}.micro{index}.")
+            blocks = recorded_blocks(recorded, f"step{step}.micro{index}.")
             at = dataclasses.replace(loaded, params=params)
             window.append(_sums_and_grads(objective, at, tables, data, blocks))
         terms = functools.reduce(add, [terms for terms, _ in window])
         grads = [sum(each) / terms.denominator for each in zip(*(grads for _, grads in window), strict=True)]
-        _close(f"loss of update {step}", terms.loss(), outputs["losses"][step], rtol=2e-4)
+        near(f"loss of update {step}", terms.loss(), outputs["losses"][step], rtol=2e-4)
         norm = optax.tree.norm(grads)
-        _close(f"gradient norm of update {step}", norm, outputs["grad_norms"][step], rtol=1e-3)
+        near(f"gradient norm of update {step}", norm, outputs["grad_norms"][step], rtol=1e-3)
         updates, state = optimizer.update(tuple(grads), state, params)
         params = optax.apply_updates(params, updates)
     final = {name.removeprefix("final."): v for name, v in outputs.items() if name.startswith("final.")}
@@ -170,7 +172,7 @@ def run_block_updates(folder: Path) -> None:
 
 def run_optimizer(folder: Path) -> None:
     """AdamW on float32 masters with bfloat16 gradients: rates, norms, masters and weights."""
-    meta = _meta(folder)
+    meta = meta_of(folder)
     recorded, outputs = load_file(folder / "inputs.safetensors"), load_file(folder / "outputs.safetensors")
     for name in outputs:
         if name.startswith("sched."):
@@ -193,11 +195,11 @@ def run_optimizer(folder: Path) -> None:
     state = optimizer.init(masters)
     for step in range(total):
         grads = tuple(jnp.asarray(recorded[f"grad{step}.{name}"]).astype(jnp.float32) for name in names)
-        _close(f"norm {step}", optax.tree.norm(grads), outputs["grad_norm"][step])
+        near(f"norm {step}", optax.tree.norm(grads), outputs["grad_norm"][step])
         updates, state = optimizer.update(grads, state, masters)
         masters = optax.apply_updates(masters, updates)
         for name, master in zip(names, masters, strict=True):
-            _close(f"master {step} {name}", master, outputs[f"master{step}.{name}"])
+            near(f"master {step} {name}", master, outputs[f"master{step}.{name}"])
             weights = master.astype(jnp.bfloat16).astype(jnp.float32)
             kept = np.asarray(outputs[f"param{step}.{name}"]).astype(np.float32)
             np.testing.assert_allclose(weights, kept, rtol=2**-7, atol=1e-6)
@@ -239,7 +241,7 @@ def _variant(name: str, base: Mapping[str, Any], meta: Mapping[str, Any]) -> dic
     return known[name]
 
 
-def _meta(folder: Path) -> dict[str, Any]:
+def meta_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "meta.json").read_text())
 
 
@@ -247,7 +249,7 @@ def find_part(folder: Path, name: str) -> Path | None:
     """A file of a case, or of a sibling that its meta says it shares it with; None if there is none."""
     if (folder / name).exists():
         return folder / name
-    shared = [str(v) for key, v in _meta(folder).items() if re.fullmatch(r"same_.*as|same_as|start", key)]
+    shared = [str(v) for key, v in meta_of(folder).items() if re.fullmatch(SHARING, key)]
     for word in re.findall(r"[^\s,;()]+", " ".join(shared)):
         sibling = folder.parent / word
         if sibling != folder and (sibling / "meta.json").is_file():
@@ -257,7 +259,7 @@ def find_part(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _part(folder: Path, name: str) -> Path:
+def part_of(folder: Path, name: str) -> Path:
     found = find_part(folder, name)
     assert found is not None, f"{folder.name}: no {name} here or in the cases that its meta names"
     return found
@@ -265,16 +267,17 @@ def _part(folder: Path, name: str) -> Path:
 
 def _anchors_of(folder: Path) -> Path:
     """The sibling that recorded weights, inputs and anchors of this case."""
-    return _part(folder, "draft").parent
+    return part_of(folder, "draft").parent
 
 
-def _start(folder: Path) -> tuple[LoadedDrafter, RecordedTables, TrainBatch]:
+def recorded_start(folder: Path) -> tuple[LoadedDrafter, RecordedTables, TrainBatch]:
     """Weights, tables and batch of the folder that holds them."""
-    draft = _part(folder, "draft")
+    draft = part_of(folder, "draft")
     values = json.loads((draft / "config.json").read_text())
     weights = Weights(where=f"{folder.name}/draft", arrays=load_file(draft / "model.safetensors"))
-    tables = load_file(_part(folder, "target.safetensors"))
-    inputs = load_file(_part(folder, "inputs.safetensors"))
+    own = find_part(folder, "target.safetensors")  # DeepSpec's drafters hold copies of these tables
+    tables = weights.arrays if own is None else load_file(own)
+    inputs = load_file(part_of(folder, "inputs.safetensors"))
     lengths = _lengths(inputs)
     rows, tokens = inputs["batch.input_ids"].shape
     index = np.broadcast_to(np.arange(tokens, dtype=np.int32), (rows, tokens))
@@ -283,7 +286,7 @@ def _start(folder: Path) -> tuple[LoadedDrafter, RecordedTables, TrainBatch]:
         loss_mask=jnp.asarray(inputs["batch.loss_mask"] > 0),
         segments=jnp.asarray(index < lengths[:, None], jnp.int32),
         positions=jnp.asarray(index),
-        features=jnp.asarray(inputs["batch.hidden_states"]),
+        features=jnp.asarray(np.concatenate([inputs[n] for n in FEATURES if n in inputs], axis=2)),
     )
     target = RecordedTables(
         embedding=jnp.asarray(tables["embed_tokens.weight"]), head=jnp.asarray(tables["lm_head.weight"])
@@ -300,14 +303,14 @@ def _lengths(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.where(mask.any(1), tokens - np.argmax(mask[:, ::-1], axis=1), tokens)
 
 
-def _blocks(outputs: Mapping[str, np.ndarray], prefix: str = "") -> Blocks:
+def recorded_blocks(outputs: Mapping[str, np.ndarray], prefix: str = "") -> Blocks:
     return Blocks(
         anchors=jnp.asarray(outputs[f"{prefix}anchor_positions"], jnp.int32),
         keep=jnp.asarray(outputs[f"{prefix}block_keep_mask"]),
     )
 
 
-def _check_anchors(batch: TrainBatch, outputs: Mapping[str, np.ndarray], num_anchors: int) -> None:
+def check_anchors(batch: TrainBatch, outputs: Mapping[str, np.ndarray], num_anchors: int) -> None:
     """The recorded random numbers choose the recorded anchors."""
     uniforms = jnp.pad(jnp.asarray(outputs["anchor_random"]), ((0, 0), (0, 1)))
     ours = choose_anchors(batch, uniforms, num_anchors=min(num_anchors, batch.ids.shape[1] - 1))
@@ -320,7 +323,7 @@ def _check_anchors(batch: TrainBatch, outputs: Mapping[str, np.ndarray], num_anc
     assert not np.asarray(ours.keep)[:, width:].any()
 
 
-def _check_masks(config: Any, batch: TrainBatch, blocks: Blocks, outputs: Mapping[str, np.ndarray]) -> None:
+def check_masks(config: Any, batch: TrainBatch, blocks: Blocks, outputs: Mapping[str, np.ndarray]) -> None:
     """The dense masks [rows, 1, blocks x block, tokens + blocks x block] of every layer type."""
     rows, num_blocks = blocks.keep.shape
     size = config.block_size
@@ -352,8 +355,8 @@ def _objective(config: Any, meta: Mapping[str, Any]) -> DFlashObjective:
     )
 
 
-def _terms_and_grads(
-    objective: DFlashObjective,
+def terms_and_grads(
+    objective: Any,
     loaded: LoadedDrafter,
     tables: RecordedTables,
     batch: TrainBatch,
@@ -376,21 +379,21 @@ def _sums_and_grads(
 
 
 def _numerator_grads(
-    objective: DFlashObjective,
+    objective: Any,
     loaded: LoadedDrafter,
     tables: RecordedTables,
     batch: TrainBatch,
     blocks: Blocks,
 ) -> tuple[Any, Any]:
     def loss(params: Any, features: Any) -> Any:
-        terms = objective.terms(params, tables, _with_features(batch, features), blocks)
+        terms = objective.terms(params, tables, with_features(batch, features), blocks)
         return terms.numerator, terms
 
     (_, terms), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(loaded.params, batch.features)
     return terms, grads
 
 
-def _with_features(batch: TrainBatch, features: Any) -> TrainBatch:
+def with_features(batch: TrainBatch, features: Any) -> TrainBatch:
     return TrainBatch(
         ids=batch.ids,
         loss_mask=batch.loss_mask,
@@ -422,17 +425,17 @@ def _check_metrics(terms: Any, outputs: Mapping[str, np.ndarray]) -> None:
         }
     for name, value in expected.items():
         if name in outputs:
-            _close(name, value, outputs[name])
+            near(name, value, outputs[name])
 
 
-def _check_grads(
-    name: str, weights: Path, grads: tuple[Any, Any], recorded: Mapping[str, np.ndarray]
-) -> None:
+def check_grads(name: str, weights: Path, grads: tuple[Any, Any], recorded: Mapping[str, np.ndarray]) -> None:
     """Gradients of the recorded tensors, brought into our layout by the checkpoint reader."""
     recorded = dict(recorded)
     features = recorded.pop("__input__.hidden_states", None)
     if features is not None:
-        _close_grad(f"{name} features", grads[1], features)
+        width = features.shape[2]
+        _close_grad(f"{name} features", grads[1][:, :, :width], features)
+        assert not np.asarray(grads[1])[:, :, width:].any(), f"{name}: a gradient into the target's states"
     compared = 0
     for index, (ours, theirs) in enumerate(zip(grads[0], _leaves_of(weights, recorded), strict=True)):
         if not np.isnan(theirs).any():
@@ -445,7 +448,7 @@ def _check_grads(
 
 def _leaves_of(weights: Path, recorded: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """Arrays named and laid out like tensors of the checkpoint, as leaves; NaN where none is recorded."""
-    draft = _part(weights, "draft")
+    draft = part_of(weights, "draft")
     values = json.loads((draft / "config.json").read_text())
     stored = load_file(draft / "model.safetensors")
     arrays = {name: recorded.get(name, np.full_like(array, np.nan)) for name, array in stored.items()}
@@ -453,7 +456,7 @@ def _leaves_of(weights: Path, recorded: Mapping[str, np.ndarray]) -> list[np.nda
     return [np.asarray(leaf) for leaf in loaded.params]
 
 
-def _close(name: str, ours: Any, theirs: Any, rtol: float = RTOL) -> None:
+def near(name: str, ours: Any, theirs: Any, rtol: float = RTOL) -> None:
     np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=rtol, atol=ATOL, err_msg=name)
 
 

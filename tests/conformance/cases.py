@@ -34,12 +34,32 @@ from conformance.eagle_training_cases import (
     run_peagle_training,
     run_vocab_mapping,
 )
+from conformance.schedule_cases import (
+    run_allotment,
+    run_budget,
+    run_cost_tables,
+    run_cut_acceptance,
+    run_layout,
+    run_profiler,
+    run_relay,
+    run_temperature_fit,
+    run_temperature_scaling,
+)
+from conformance.sequential_cases import (
+    dspark_names,
+    run_domino_rollout,
+    run_dspark_case,
+    run_markov_sample,
+)
+from conformance.sequential_training_cases import run_domino_training, run_dspark_training
 from conformance.target_cases import run_target_case
 from conformance.tree_cases import run_grammar_tree, run_greedy_trees, run_tree_build, run_tree_sampling
 from conformance.verify_cases import run_chain_rejection, run_greedy_chain, run_target_probs
 
 from jspec.checkpoints.dflash import ARCHITECTURE, ARCHITECTURE_2
+from jspec.checkpoints.dflash_config import DEEPSPEC as DEEPSPEC_DSPARK
 from jspec.checkpoints.eagle_config import DEEPSPEC, EAGLE, EAGLE3, PEAGLE, architecture_of
+from jspec.checkpoints.sequential_config import DOMINO, DSPARK
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,6 +111,8 @@ def train_check(path: Path) -> Callable[[Path], None] | None:
     if not (path / "meta.json").is_file() or not (path / "outputs.safetensors").is_file():
         return None
     meta, outputs = json.loads((path / "meta.json").read_text()), tensor_names(path / "outputs.safetensors")
+    if "temperatures" in outputs:
+        return run_temperature_fit
     if "adamw" in meta:
         return run_optimizer
     if {"d2t", "t2d", "counts"} <= outputs:
@@ -98,7 +120,12 @@ def train_check(path: Path) -> Callable[[Path], None] | None:
     eagle = eagle_check(path, outputs)
     if eagle is not None:
         return eagle
-    if draft_architecture(path) not in ([ARCHITECTURE], [ARCHITECTURE_2]):
+    architecture = draft_architecture(path)
+    if "block_keep_mask" in outputs and architecture in ([DSPARK], [DEEPSPEC_DSPARK]):
+        return run_dspark_training
+    if "block_keep_mask" in outputs and architecture == [DOMINO]:
+        return run_domino_training
+    if architecture not in ([ARCHITECTURE], [ARCHITECTURE_2]):
         return None
     if {"losses", "grad_norms"} <= outputs:
         return run_block_updates
@@ -144,7 +171,17 @@ def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
         "b_greedy_verify": run_greedy,
         "b_tree_sampling_target_only": run_tree_sampling,
         "c_chain_rejection": run_chain_rejection,
+        "d_accept": run_cut_acceptance,
+        "d_budget": run_budget,
+        "d_cost_tables": run_cost_tables,
+        "d_layout": run_layout,
+        "d_relay": run_relay,
+        "d_schedule": run_allotment,
+        "d_sts": run_temperature_scaling,
         "e_dflash2_selector_conv": run_selector_conv,
+        "x_misc": run_profiler,
+        "x_domino_rollout": run_domino_rollout,
+        "x_markov_sample": run_markov_sample,
         "x_grammar_tree": run_grammar_tree,
         "x_target_probs": run_target_probs,
     }
@@ -158,6 +195,8 @@ def serve_check(serve: Path, kind: str) -> Callable[[Path], None] | None:
         return lambda folder: run_dflash_case(folder, name)
     if name != kind and (serve / "f_configs.json").is_file() and name in dflash2_names(serve):
         return lambda folder: run_dflash2_case(folder, name)
+    if name != kind and (serve / "f_configs.json").is_file() and name in dspark_names(serve):
+        return lambda folder: run_dspark_case(folder, name)
     return None
 
 

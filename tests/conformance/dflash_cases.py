@@ -118,7 +118,10 @@ def weights_of(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def absorbed(
-    name: str, values: Mapping[str, Any], weights: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]
+    name: str,
+    values: Mapping[str, Any],
+    weights: Mapping[str, np.ndarray],
+    arrays: Mapping[str, np.ndarray],
 ) -> Ready:
     """Loads a drafter and absorbs the contexts of `arrays`, comparing the rows that it records.
 

@@ -123,8 +123,8 @@ def _run(net: EagleNet, states: Any, next_tokens: np.ndarray, positions: np.ndar
             net.embed(ids, _no_head), states, positions, lambda i: paged(decoder, pages, i, sight)
         )[0]
 
-    ids, positions = jnp.asarray(next_tokens, jnp.int32), jnp.asarray(positions, jnp.int32)
-    return np.asarray(run(jnp.asarray(states), ids, positions))
+    places = jnp.asarray(positions, jnp.int32)
+    return np.asarray(run(jnp.asarray(states), jnp.asarray(next_tokens, jnp.int32), places))
 
 
 def _check_draft(

@@ -15,9 +15,10 @@ from conformance.dflash_cases import Weights
 from conformance.eagle_cases import LAYERS, run_eagle_greedy
 from safetensors.numpy import load_file
 
-from jspec.checkpoints.eagle import LoadedEagle, eagle_from_tensors
+from jspec.checkpoints.eagle import eagle_from_tensors
 from jspec.checkpoints.eagle_config import DEEPSPEC
 from jspec.checkpoints.eagle_vocabulary import differences_of_ids, mask_of_ids
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.drafters.eagle_net import eagle_leaves, eagle_net
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.depth_samples import depth_sample, sample_sizes
@@ -45,7 +46,7 @@ class Start:
     folder: Path
     meta: Mapping[str, Any]
     outputs: Mapping[str, np.ndarray]
-    loaded: LoadedEagle
+    loaded: LoadedDrafter
     tables: Tables
     batch: TrainBatch
     lengths: np.ndarray  # tokens of each row
@@ -286,7 +287,7 @@ def _start(folder: Path) -> Start:
     )
 
 
-def _load(draft: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> LoadedEagle:
+def _load(draft: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> LoadedDrafter:
     values = json.loads((draft / "config.json").read_text())
     return eagle_from_tensors(
         values,

@@ -1,9 +1,11 @@
 """Cases are told apart by what is in them: other names change nothing."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
+from conformance.block_training_cases import SHARING
 from conformance.cases import discover
 
 CASES = Path(__file__).parent / "cases"
@@ -17,7 +19,7 @@ def test_renamed_cases_keep_their_checks(tmp_path):
         meta = tmp_path / "train" / new / "meta.json"
         values = json.loads(meta.read_text())
         for key, value in values.items():
-            if key.startswith("same_") or key == "start":
+            if re.fullmatch(SHARING, key):
                 # Longest names first: one may begin with another.
                 for old in sorted(names, key=len, reverse=True):
                     value = value.replace(old, names[old])

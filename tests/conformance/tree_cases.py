@@ -189,7 +189,6 @@ def run_tree_sampling(folder: Path) -> None:
     arrays = load_file(folder / "b_tree_sampling_target_only.safetensors")
     metas = json.loads((folder / "b_tree_sampling_target_only.json").read_text())
     exact = [meta for meta in metas if meta["threshold_single"] == meta["threshold_acc"] == 1]
-    assert exact, "b_tree_sampling_target_only: no case with both thresholds 1"
     for meta in exact:
         tree, _, proposal, _ = trees(folder)[meta["tree_case"]]
         name, nodes = f"s{meta['id']}", tree["num_draft_tokens"]

@@ -172,15 +172,26 @@ def _verify_chain(
     table: SamplingTable,
     coins: Coins | None = None,
     block_verification: bool = False,
+    verify_lengths: jnp.ndarray | None = None,
 ):
     lanes, drafts = proposal.tokens.shape
     zeros = jnp.zeros((lanes,), jnp.int32)
     if coins is None:
         coins = draw_coins(table.seeds, zeros, drafts)
-    rule = functools.partial(verify, block_verification=block_verification)
-    return jax.jit(rule)(
-        proposal, rows, proposal.lengths, coins, table, jnp.arange(lanes, dtype=jnp.int32), zeros
+    return _jitted_verify(block_verification)(
+        proposal,
+        rows,
+        proposal.lengths if verify_lengths is None else verify_lengths,
+        coins,
+        table,
+        jnp.arange(lanes, dtype=jnp.int32),
+        zeros,
     )
+
+
+@functools.cache
+def _jitted_verify(block_verification: bool):
+    return jax.jit(functools.partial(verify, block_verification=block_verification))
 
 
 def _equal(name: str, what: str, got: np.ndarray, expected: np.ndarray) -> None:

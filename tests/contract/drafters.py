@@ -1,6 +1,7 @@
 """Drafters for a table target that are right, wrong, or wrong from some place on."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,10 @@ from jspec.drafters.dflash2 import DFlash2, dflash2
 from jspec.drafters.dflash2_layers import Convolution, Selector
 from jspec.drafters.dflash_init import init_dflash_params
 from jspec.drafters.dflash_net import DFlashConfig
+from jspec.drafters.domino import Domino, domino
+from jspec.drafters.domino_head import Gru
+from jspec.drafters.dspark import DSpark, dspark
+from jspec.drafters.dspark_heads import Confidence, Markov
 from jspec.net import Params
 from jspec.round import Dense, OneHot, Proposal, Sparse
 from jspec.slots import rows_of
@@ -57,11 +62,15 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """Draws its tokens from a table of its own, and says from which row. Parameters: (logits,)."""
+    """Draws its tokens from a table of its own, and says from which row.
+
+    Parameters: (logits,), or (logits, confidence): of a draft token, by the token before it.
+    """
 
     draft_length: int
     sparse: bool
     varying: bool = False  # proposes 0, 1, 2, ... tokens, by the length of the text
+    keyed_by_position: bool = False  # a fault: a token that was drafted and not verified is drafted again
     name: str = "drawn"
     features: tuple[str, ...] = ()
     simulated: bool = False
@@ -77,11 +86,13 @@ class Drawn:
         rows = rows_of(lanes)
         probs = jax.nn.softmax(params[0], axis=1)
         vocabulary = probs.shape[0]
-        coins = uniforms(sampling.seeds[rows], text.lengths[rows] - 1, self.draft_length, Purpose.DRAFT)
+        coins = self._coins(sampling.seeds[rows], text.lengths[rows] - 1)
         token = text.tokens[rows, text.lengths[rows] - 1]
-        drafts, q = [], []
+        drafts, q, confidence = [], [], []
         for index in range(self.draft_length):
             row = probs[token]
+            if len(params) > 1:
+                confidence.append(params[1][token])
             past = jnp.cumsum(row, axis=1) > coins[:, index, None]
             token = jnp.where(past.any(1), jnp.argmax(past, axis=1), vocabulary - 1).astype(jnp.int32)
             drafts.append(token)
@@ -96,10 +107,17 @@ class Drawn:
             tokens=jnp.stack(drafts, axis=1),
             lengths=self._lengths(text.lengths[rows]),
             q=side,
+            confidence=jnp.stack(confidence, axis=1) if confidence else None,
         )
 
     def absorb(self, params, target, state, lanes, text, committed):
         return state, self._lengths(text.lengths[rows_of(lanes)])
+
+    def _coins(self, seeds, committed_lengths):
+        if not self.keyed_by_position:
+            return uniforms(seeds, committed_lengths, self.draft_length, Purpose.DRAFT)
+        positions = [committed_lengths + 1 + index for index in range(self.draft_length)]
+        return jnp.concatenate([uniforms(seeds, at, 1, Purpose.DRAFT) for at in positions], axis=1)
 
     def _lengths(self, text_lengths):
         if self.varying:
@@ -108,10 +126,48 @@ class Drawn:
 
 
 def tiny_dflash2(vocab_size: int, draft_length: int) -> tuple[DFlash2, Params]:
-    """A real DFlash 2 drafter for a table target, of random weights.
+    """A real DFlash 2 drafter for a table target, of random weights."""
+    config = _block_config(
+        vocab_size,
+        draft_length + 1,
+        convolution=Convolution(taps=2, group_size=4),
+        selector=Selector(rank=3, top_k=4),
+        output_multiplier=0.9,
+        final_softcap=8.0,
+    )
+    return dflash2(config), _noisy(config)
 
-    Its hidden state picks a row of the target's table, so its candidates are often plausible.
-    """
+
+def tiny_dspark(vocab_size: int, draft_length: int) -> tuple[DSpark, Params]:
+    """A real DSpark drafter, as above."""
+    config = _block_config(
+        vocab_size,
+        draft_length,
+        anchor_predicts=True,
+        head=Markov(rank=3, kind="rnn"),
+        confidence=Confidence(reads_token=True),
+    )
+    return dspark(config), _noisy(config)
+
+
+def tiny_domino(vocab_size: int, draft_length: int) -> tuple[Domino, Params]:
+    """A real Domino drafter over a pool of candidates, as above."""
+    config = _block_config(vocab_size, draft_length + 1, head=Gru(size=4, rank=3))
+    return domino(config, candidate_pool=vocab_size - 2), _noisy(config)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WrongRow(DSpark):
+    """Says of every token that it was drawn from the distribution of the row before it."""
+
+    def draft(self, params, target, state, lanes, text, sampling):
+        proposal = super().draft(params, target, state, lanes, text, sampling)
+        assert isinstance(proposal.q, Dense)
+        return dataclasses.replace(proposal, q=Dense(probs=jnp.roll(proposal.q.probs, 1, axis=1), ids=None))
+
+
+def _block_config(vocab_size: int, block_size: int, **added: Any) -> DFlashConfig:
+    """Its hidden state picks a row of the target's table, so its candidates are often plausible."""
     decoder = DecoderConfig(
         architecture="qwen3",
         vocab_size=vocab_size,
@@ -128,19 +184,18 @@ def tiny_dflash2(vocab_size: int, draft_length: int) -> tuple[DFlash2, Params]:
         query_key_norm=True,
         query_scale=0.5,
     )
-    config = DFlashConfig(
+    return DFlashConfig(
         decoder=decoder,
-        block_size=draft_length + 1,
+        block_size=block_size,
         mask_token_id=vocab_size - 1,
         target_layer_ids=(0,),
         num_target_layers=1,
         target_hidden_size=vocab_size,
-        convolution=Convolution(taps=2, group_size=4),
-        selector=Selector(rank=3, top_k=4),
-        output_multiplier=0.9,
-        final_softcap=8.0,
+        **added,
     )
+
+
+def _noisy(config: DFlashConfig) -> Params:
     params = init_dflash_params(config, jax.random.key(5), jnp.float32)
     keys = jax.random.split(jax.random.key(6), len(params))
-    noisy = tuple(p + 0.6 * jax.random.normal(k, p.shape) for p, k in zip(params, keys, strict=True))
-    return dflash2(config), noisy
+    return tuple(p + 0.6 * jax.random.normal(k, p.shape) for p, k in zip(params, keys, strict=True))

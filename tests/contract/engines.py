@@ -4,7 +4,8 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
-from contract.drafters import Cut, Drawn, tiny_dflash2
+from contract.drafters import Cut, Drawn, WrongRow, tiny_dflash2, tiny_domino, tiny_dspark
+from contract.eagle_drafters import tiny_eagle3
 from contract.tree_drafters import Branches, Confident
 
 from jspec.decode import Method, Models
@@ -40,19 +41,41 @@ DRAFTERS = {
     "sparse": (Drawn(draft_length=M, sparse=True), (jnp.asarray(DRAFT_TABLE),)),
     "varying": (Drawn(draft_length=M, sparse=False, varying=True), (jnp.asarray(DRAFT_TABLE),)),
     "dflash2": tiny_dflash2(VOCABULARY, M),
-    "fork": (Branches(shape=FORK, right=3), ()),
+    "dspark": tiny_dspark(VOCABULARY, M),
+    "fork": (Branches(shape=FORK), ()),
     "tree": (
         Confident(shape=dynamic_tree(width=3, depth=3, draft_length=7)),
         (jnp.asarray(DRAFT_TABLE),),
+    ),
+    "eagle3": tiny_eagle3(VOCABULARY, reduced=True, draft_length=M),
+    "eagle3-tree": tiny_eagle3(
+        VOCABULARY, reduced=False, tree=dynamic_tree(width=2, depth=3, draft_length=5)
+    ),
+}
+
+
+# Drafters of single tests. "confident" is "dense" but for a schedule; Domino drafts as DSpark does but for its head and its pool; the other is a fault that
+# has to be seen.
+OTHERS = {
+    "confident": (
+        Drawn(draft_length=M, sparse=False),
+        (jnp.asarray(DRAFT_TABLE), jnp.asarray(np.linspace(0.05, 0.95, VOCABULARY, dtype=np.float32))),
+    ),
+    "domino": tiny_domino(VOCABULARY, M),
+    "wrong row": (
+        WrongRow(config=DRAFTERS["dspark"][0].config, draft_length=M),
+        DRAFTERS["dspark"][1],
     ),
 }
 
 
 def engine(drafter: str, target_table: np.ndarray = TABLE, **options) -> Engine:
     """A fresh engine on the table target."""
-    method_drafter, params = DRAFTERS[drafter]
-    if isinstance(method_drafter, Cut | Branches):
+    method_drafter, params = (DRAFTERS | OTHERS)[drafter]
+    if isinstance(method_drafter, Cut):
         params = (jnp.asarray(target_table),)
+    if isinstance(method_drafter, Branches):
+        params = (jnp.asarray(target_table), jnp.int32(FORK.depth), jnp.int32(FORK.draft_length))
     block_verification = options.pop("block_verification", False)
     return Engine(
         method=Method(

@@ -104,16 +104,17 @@ SETTINGS = {
 
 
 # Drafters that propose the greedy line, right or wrong, differ in nothing that the other settings touch;
-# of DFlash 2's draws and q, only the temperature decides; of a tree, only its paths matter to penalties.
+# of the draws and q of the drafters with a network, only the temperature decides; of a tree, only its paths matter
+# to penalties. What EAGLE-3 drafts in a chain is deterministic too, and its tree is here.
 CASES = [
     (d, s)
     for d in DRAFTERS
     for s in SETTINGS
-    if s == "temperature"
-    or (d == "dflash2" and s == "filters")
+    if (s == "temperature" and d != "eagle3")
+    or (d in ("dflash2", "dspark") and s == "filters")
     or (d == "tree" and s == "penalties")
-    or d not in ("cut1", "cut2", "anti", "dflash2", "fork", "tree")
-]
+    or d not in ("cut1", "cut2", "anti", "dflash2", "dspark", "fork", "tree", "eagle3", "eagle3-tree")
+] + [("domino", "temperature")]
 
 
 @pytest.mark.parametrize(("drafter", "name"), CASES)
@@ -123,7 +124,7 @@ def test_joint_law_of_three_tokens(drafter, name):
     assert abs(z_score(counts, joint(settings), REQUESTS)) < 4
 
 
-@pytest.mark.parametrize("drafter", ["dense", "oracle", "dflash2"])
+@pytest.mark.parametrize("drafter", ["dense", "oracle", "dflash2", "dspark"])
 def test_joint_law_under_block_verification(drafter):
     counts = sampled_counts(wide(drafter, block_verification=True), SETTINGS["temperature"])
     assert abs(z_score(counts, joint(SETTINGS["temperature"]), REQUESTS)) < 4
@@ -133,6 +134,24 @@ def test_the_test_sees_a_wrong_law():
     right = joint(SETTINGS["temperature"])
     counts = sampled_counts(wide("plain"), Settings(max_tokens=TOKENS, temperature=0.8))
     assert z_score(counts, right, REQUESTS) > 4
+
+
+def test_the_test_sees_a_q_that_tokens_were_not_drawn_from():
+    counts = sampled_counts(wide("wrong row"), SETTINGS["temperature"])
+    assert z_score(counts, joint(SETTINGS["temperature"]), REQUESTS) > 4
+
+
+def test_greedy_and_seeded_requests_beside_sampled_ones_change_nothing():
+    sampled, greedy = SETTINGS["temperature"], Settings(max_tokens=TOKENS)
+    seeded = Settings(max_tokens=TOKENS, temperature=1.0, seed=9)
+    results = wide("dspark").generate([PROMPT] * (3 * 1024), [sampled, greedy, seeded] * 1024)
+    plain = [shared("plain").generate([PROMPT], s)[0].token_ids for s in (greedy, seeded)]
+    for kind, expected in enumerate(plain):
+        assert {result.token_ids for result in results[kind + 1 :: 3]} == {expected}
+    counts: dict[tuple[int, ...], int] = {}
+    for result in results[::3]:
+        counts[result.token_ids] = counts.get(result.token_ids, 0) + 1
+    assert abs(z_score(counts, joint(sampled), 1024)) < 4
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

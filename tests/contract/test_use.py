@@ -34,10 +34,13 @@ class StopsAt:
 @pytest.mark.parametrize("count", range(1, 8))
 def test_counters_end_where_a_stop_string_ends(count):
     used = shared("oracle")
-    requests = used._intake.requests([[1]], Settings(max_tokens=20))
-    requests[0].output = StopsAt(count)
-    pieces = list(used._run(requests, None))
-    result = requests[0].result(simulated=False)
+    session = used.session()
+    session.add([[1]], Settings(max_tokens=20))
+    session._requests[0].output = StopsAt(count)
+    pieces = []
+    while session.busy:
+        pieces += session.step()
+    result = session.result(0)
     assert result.token_ids == line(1, count)
     assert result.finish_reason == "stop"
     counters = result.counters
@@ -181,7 +184,7 @@ def test_sizes_that_do_not_divide_each_other():
 def test_warm_engine_compiles_nothing_more_and_has_drawn_nothing():
     used = engine("oracle")
     used.warm_up(prompt_lengths=(2, 9), lanes=2)
-    assert used._rng.bit_generator.state == np.random.default_rng(0).bit_generator.state
+    assert used._runner._rng.bit_generator.state == np.random.default_rng(0).bit_generator.state
     warm = dict(used.programs.traces)
     results = used.generate([[1, 2], [3] * 9, [4, 4]], [Settings(max_tokens=n) for n in (5, 9, 2)])
     assert [r.token_ids for r in results] == [line(2, 5), line(3, 9), line(4, 2)]

@@ -18,11 +18,11 @@ class Branches:
 
     Siblings on the way are wrong. What hangs on wrong tokens would be right at that depth, so whoever
     loses a parent accepts too much. right >= depth is ORACLE, right = 0 is ANTI.
+
+    Parameters: (table, right, draft tokens to propose): of one engine they can be exchanged.
     """
 
     shape: StaticTree
-    right: int
-    proposes: int | None = None  # draft tokens; None = the whole shape
     name: str = "branches"
     features: tuple[str, ...] = ()
     simulated: bool = False
@@ -50,37 +50,45 @@ class Branches:
         return params[0].shape[0]
 
     def draft(self, params, target, state, lanes, text, sampling):
-        rows, paths = rows_of(lanes), self.shape.paths
-        leaves = [path for path in paths if (*path, 0) not in paths]
-        offsets = np.asarray([[self._offset(path, leaf) for path in paths] for leaf in leaves], np.int32)
+        rows, paths, leaves = rows_of(lanes), self.shape.paths, leaves_of(self.shape)
+        cuts = range(self.shape.depth + 1)
+        offsets = [[[_offset(path, leaf, cut) for path in paths] for leaf in leaves] for cut in cuts]
         parents = np.asarray([paths.index(path[:-1]) + 1 if len(path) > 1 else 0 for path in paths], np.int32)
         depths = np.asarray([len(path) for path in paths])
         tokens = self.right_tokens(params, text, rows)[:, depths - 1]
-        tokens = tokens + jnp.asarray(offsets)[text.lengths[rows] % len(leaves)]
+        tokens = tokens + jnp.asarray(offsets, jnp.int32)[params[-2]][text.lengths[rows] % len(leaves)]
         return Proposal(
             tokens=tokens % self.vocabulary(params),
-            lengths=self._lengths(lanes),
+            lengths=jnp.broadcast_to(params[-1], lanes.shape),
             q=OneHot(),
             parents=jnp.broadcast_to(jnp.asarray(parents), tokens.shape),
             tree_depth=self.shape.depth,
         )
 
-    def _offset(self, path, leaf):
-        def is_right(path):
-            return path == leaf[: len(path)] and len(path) <= self.right
-
-        return 0 if is_right(path) or not is_right(path[:-1]) else 1 + path[-1]
-
-    def _lengths(self, lanes):
-        return jnp.full(lanes.shape, self.draft_length if self.proposes is None else self.proposes, jnp.int32)
-
     def absorb(self, params, target, state, lanes, text, committed):
-        return state, self._lengths(lanes)
+        return state, jnp.broadcast_to(params[-1], lanes.shape)
+
+
+def leaves_of(shape: StaticTree) -> list[tuple[int, ...]]:
+    """Paths that end where nothing hangs (first children come first, so a node without one has none)."""
+    return [path for path in shape.paths if (*path, 0) not in shape.paths]
+
+
+def _offset(path: tuple[int, ...], leaf: tuple[int, ...], right: int) -> int:
+    """How far from the right token a path's last one is."""
+
+    def is_right(path):
+        return path == leaf[: len(path)] and len(path) <= right
+
+    return 0 if is_right(path) or not is_right(path[:-1]) else 1 + path[-1]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scripted(Branches):
-    """Right by a list of known texts, found by their first token. Parameters: (texts, vocabulary size)."""
+    """Right by a list of known texts, found by their first token.
+
+    Parameters: (texts, vocabulary size, right, draft tokens to propose).
+    """
 
     def right_tokens(self, params, text, rows):
         mine = jnp.argmax(params[0][None, :, 0] == text.tokens[rows, 0][:, None], axis=1)

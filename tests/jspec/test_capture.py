@@ -197,7 +197,7 @@ def test_features_are_what_decoding_hands_to_a_drafter(windowed):
     results = engine.generate(prompts, Settings(max_tokens=24))
 
     assert sum(result.counters.accepted for result in results) > 0
-    kept = np.asarray(engine._state.drafter[1])
+    kept = np.asarray(engine._runner.state.drafter[1])
     chosen = Capture(target=windowed.target, names=NAMES, dtype="float32", buckets=(64,))
     for slot, result in enumerate(results):
         text = np.array([*result.prompt_ids, *result.token_ids], np.int32)

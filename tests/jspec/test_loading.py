@@ -2,6 +2,7 @@ import pytest
 from contract.engines import engine
 
 from jspec.drafters.ngram import ngram
+from jspec.drafters.tree_shape import chain_shape
 from jspec.loading import resolve, resolve_drafter, with_drafter
 
 
@@ -16,6 +17,14 @@ def test_second_engine_has_the_sizes_of_the_first():
     assert second.method.drafter.draft_length == 2
 
 
+def test_trees_of_the_ngram_drafter_have_a_name():
+    first = engine("plain")
+    drafter = with_drafter(first, "ngram-tree", draft_length=3).method.drafter
+    assert (drafter.name, drafter.draft_depth, drafter.draft_length) == ("ngram-tree", 3, 12)
+    with pytest.raises(ValueError, match='tree: expected None with drafter "ngram-tree", got DynamicTree'):
+        with_drafter(first, "ngram-tree", tree=chain_shape(2))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -27,6 +36,12 @@ def test_second_engine_has_the_sizes_of_the_first():
 def test_arguments_that_a_drafter_has_no_use_for_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         resolve_drafter(*arguments, "float32", None)
+
+
+@pytest.mark.parametrize("drafter", ["plain", "ngram", ngram()], ids=["plain", "ngram", "object"])
+def test_tree_is_for_checkpoints_that_draft_one(drafter):
+    with pytest.raises(ValueError, match="tree: expected None with"):
+        resolve_drafter(drafter, (), None, "float32", None, tree=chain_shape(2))
 
 
 def test_hub_id_that_does_not_resolve_gives_one_error_of_ours(monkeypatch):

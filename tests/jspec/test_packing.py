@@ -3,20 +3,12 @@ import numpy as np
 
 from jspec.buckets import Bucket
 from jspec.drafters.protocol import Text
-from jspec.packing import allot, commit_path, owner, pack, row_nodes, row_offsets
+from jspec.packing import commit_path, owner, pack, row_nodes, row_offsets
 from jspec.round import OneHot, Proposal
 
 
 def ints(*values):
     return jnp.array(values, jnp.int32)
-
-
-def test_allot_takes_earlier_positions_first_then_lower_lanes():
-    lengths = ints(3, 1, 2)
-    assert allot(lengths, 6, 3).tolist() == [3, 1, 2]
-    assert allot(lengths, 4, 3).tolist() == [2, 1, 1]
-    assert allot(lengths, 1, 3).tolist() == [1, 0, 0]
-    assert allot(lengths, 0, 3).tolist() == [0, 0, 0]
 
 
 def test_owner_skips_lanes_without_items():

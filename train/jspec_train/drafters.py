@@ -1,14 +1,17 @@
 """What a recipe says about a drafter's sizes, and what follows from the target where it says nothing."""
 
 from pathlib import Path
+from typing import Any
 
 from jspec.drafters.dflash2_layers import Convolution, Selector
 from jspec.drafters.dflash_init import dflash_config_for
 from jspec.drafters.dflash_net import DFlashConfig
+from jspec.drafters.domino_head import Gru
+from jspec.drafters.dspark_heads import Confidence, Markov
 from jspec.net import NetConfig
 from jspec.targets.config import DecoderConfig
 from jspec.text.tokenizer import Tokenizer
-from jspec_train.recipe_parts import DrafterPart
+from jspec_train.recipe_parts import BlockDrafterPart, DominoDrafterPart, DrafterPart, DSparkDrafterPart
 
 
 def default_layer_ids(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
@@ -22,14 +25,13 @@ def default_layer_ids(num_target_layers: int, num_layers: int) -> tuple[int, ...
     return tuple(round(1 + i * span / (num_layers - 1)) for i in range(num_layers))
 
 
-def drafter_config(part: DrafterPart, target: DecoderConfig, mask_token_id: int) -> DFlashConfig:
+def drafter_config(part: BlockDrafterPart, target: DecoderConfig, mask_token_id: int) -> DFlashConfig:
     """The network of a recipe for a target.
 
     Raises:
       ValueError: layers that the target does not have, or sizes that do not fit each other.
     """
     layer_ids = part.target_layer_ids or default_layer_ids(target.num_layers, max(part.num_layers, 2))
-    convolution, selector = part.convolution, part.selector
     return dflash_config_for(
         target,
         block_size=part.block_size,
@@ -38,16 +40,37 @@ def drafter_config(part: DrafterPart, target: DecoderConfig, mask_token_id: int)
         num_layers=part.num_layers,
         window=part.window,
         layer_kinds=part.layer_kinds,
-        convolution=None
-        if convolution is None
-        else Convolution(taps=convolution.taps, group_size=convolution.group_size),
-        selector=None if selector is None else Selector(rank=selector.rank, top_k=selector.top_k),
         draft_vocab_size=part.vocabulary,
         intermediate_size=part.intermediate_size,
         num_heads=part.num_heads,
         num_kv_heads=part.num_kv_heads,
         head_size=part.head_size,
+        **_added(part),
     )
+
+
+def _added(part: BlockDrafterPart) -> dict[str, Any]:
+    """What the method adds to the backbone."""
+    match part:
+        case DrafterPart(convolution=convolution, selector=selector):
+            return dict(
+                convolution=None
+                if convolution is None
+                else Convolution(taps=convolution.taps, group_size=convolution.group_size),
+                selector=None if selector is None else Selector(rank=selector.rank, top_k=selector.top_k),
+            )
+        case DSparkDrafterPart(markov=markov, confidence=confidence):
+            return dict(
+                head=None if markov is None else Markov(rank=markov.rank, kind=markov.kind),
+                confidence=None
+                if confidence == "none"
+                else Confidence(reads_token=confidence == "hidden_and_token"),
+                anchor_predicts=True,
+            )
+        case DominoDrafterPart(gru=gru, anchor_predicts=anchor_predicts):
+            head = Gru(size=gru.size, rank=gru.rank, first_corrected=gru.first_corrected)
+            return dict(head=head, anchor_predicts=anchor_predicts)
+    raise AssertionError(f"a drafter without a network: {type(part).__name__}")
 
 
 def mask_token(given: int | None, tokenizer: Tokenizer, vocab_size: int) -> int:

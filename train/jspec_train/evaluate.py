@@ -21,6 +21,8 @@ from jspec.drafters.plain import plain
 from jspec.engine import Engine
 from jspec.objectives.batch import TrainBatch, on_devices
 from jspec.objectives.dflash import DFlashObjective
+from jspec.objectives.domino import DominoObjective
+from jspec.objectives.dspark import DSparkObjective
 from jspec.objectives.eagle import EagleObjective
 from jspec.objectives.eagle3 import Eagle3Objective
 from jspec.objectives.frozen import FrozenTarget, Tables, draft_tables
@@ -33,7 +35,8 @@ from jspec_train.decoding import HeldOutPrompt
 from jspec_train.loop import scalars
 from jspec_train.samples import SampleSource
 
-AnyObjective = DFlashObjective | EagleObjective | Eagle3Objective | PEagleObjective
+BlockObjective = DFlashObjective | DSparkObjective | DominoObjective
+AnyObjective = BlockObjective | EagleObjective | Eagle3Objective | PEagleObjective
 _SEED = 0  # of the anchors: the same ones for every drafter
 
 
@@ -55,7 +58,9 @@ def objective_of(drafter: DFlash | Eagle, num_anchors: int) -> AnyObjective:
       num_anchors: of a block drafter, per row.
     """
     if isinstance(drafter, DFlash):
-        return DFlashObjective(config=drafter.config, num_anchors=num_anchors)
+        of_method = {"DSpark": DSparkObjective, "Domino": DominoObjective}
+        kind = of_method.get(drafter.config.method, DFlashObjective)
+        return kind(config=drafter.config, num_anchors=num_anchors)
     config = drafter.config
     if config.kind == "eagle":
         return EagleObjective(config=config)

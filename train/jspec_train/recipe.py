@@ -9,9 +9,14 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from jspec_train.recipe_parts import (
+    BlockDrafterPart,
     CheckpointPart,
     DataPart,
+    DominoDrafterPart,
+    DominoObjectivePart,
     DrafterPart,
+    DSparkDrafterPart,
+    DSparkObjectivePart,
     Eagle3DrafterPart,
     Eagle3ObjectivePart,
     EagleDrafterPart,
@@ -69,14 +74,45 @@ class DFlashRecipe(Recipe):
             raise ValueError(
                 "drafter: expected a convolution and a selector with method dflash2; add both (they may be {})"
             )
-        if (drafter.layer_kinds is not None and "window" in drafter.layer_kinds) and drafter.window is None:
-            raise ValueError("drafter.window: expected a size for the window layers, got None; set it")
-        if drafter.layer_kinds is not None and len(drafter.layer_kinds) != drafter.num_layers:
-            raise ValueError(
-                f"drafter.layer_kinds: expected {drafter.num_layers} (num_layers), got {len(drafter.layer_kinds)}"
-            )
+        _check_layers(drafter)
         if self.objective.weighting != "position" and self.objective.gamma is not None:
             raise ValueError("objective.gamma: expected None with a dpace weighting; drop one of them")
+        return self
+
+
+class DSparkRecipe(Recipe):
+    """A DSpark run."""
+
+    method: Literal["dspark"]
+    drafter: DSparkDrafterPart = DSparkDrafterPart()
+    objective: DSparkObjectivePart = DSparkObjectivePart()
+
+    @model_validator(mode="after")
+    def _check(self) -> "DSparkRecipe":
+        drafter, objective = self.drafter, self.objective
+        _check_layers(drafter)
+        if drafter.markov is None and drafter.confidence == "hidden_and_token":
+            raise ValueError(
+                "drafter.confidence: expected none or hidden without a markov head, whose embedding it would read, got "
+                "hidden_and_token"
+            )
+        if drafter.markov is None and drafter.confidence == "none":
+            raise ValueError("drafter.markov: expected a head, or a confidence head, got neither; add one")
+        if objective.loss == "dpard" and objective.gamma is not None:
+            raise ValueError("objective.gamma: expected None with loss dpard; drop one of them")
+        return self
+
+
+class DominoRecipe(Recipe):
+    """A Domino run."""
+
+    method: Literal["domino"]
+    drafter: DominoDrafterPart = DominoDrafterPart()
+    objective: DominoObjectivePart = DominoObjectivePart()
+
+    @model_validator(mode="after")
+    def _check(self) -> "DominoRecipe":
+        _check_layers(self.drafter)
         return self
 
 
@@ -122,10 +158,21 @@ class PEagleRecipe(Recipe):
 RECIPES: Mapping[str, type[Recipe]] = {
     "dflash": DFlashRecipe,
     "dflash2": DFlashRecipe,
+    "dspark": DSparkRecipe,
+    "domino": DominoRecipe,
     "eagle": EagleRecipe,
     "eagle3": Eagle3Recipe,
     "peagle": PEagleRecipe,
 }
+
+
+def _check_layers(drafter: BlockDrafterPart) -> None:
+    if (drafter.layer_kinds is not None and "window" in drafter.layer_kinds) and drafter.window is None:
+        raise ValueError("drafter.window: expected a size for the window layers, got None; set it")
+    if drafter.layer_kinds is not None and len(drafter.layer_kinds) != drafter.num_layers:
+        raise ValueError(
+            f"drafter.layer_kinds: expected {drafter.num_layers} (num_layers), got {len(drafter.layer_kinds)}"
+        )
 
 
 def _check_eagle3(drafter: Eagle3DrafterPart) -> None:

@@ -82,8 +82,8 @@ class SelectorPart(Part):
     top_k: int = Field(default=16, ge=1)
 
 
-class DrafterPart(Part):
-    """Sizes of a DFlash drafter. What is None is the target's."""
+class BlockDrafterPart(Part):
+    """Sizes of a drafter with a DFlash backbone. What is None is the target's."""
 
     num_layers: int = Field(default=1, ge=1)
     block_size: int = Field(default=8, ge=2)
@@ -99,11 +99,45 @@ class DrafterPart(Part):
     layer_kinds: tuple[Literal["full", "window"], ...] | None = (
         None  # None = all full, or all window with a window
     )
-    convolution: ConvolutionPart | None = None
-    selector: SelectorPart | None = None
     vocabulary: int | None = Field(
         default=None, ge=2
     )  # draft only the most frequent ids of the training data
+
+
+class DrafterPart(BlockDrafterPart):
+    """A DFlash or DFlash 2 drafter."""
+
+    convolution: ConvolutionPart | None = None
+    selector: SelectorPart | None = None
+
+
+class MarkovPart(Part):
+    """DSpark's Markov head; see `jspec.drafters.dspark_heads.Markov`."""
+
+    rank: int = Field(default=256, ge=1)
+    kind: Literal["vanilla", "gated", "rnn"] = "vanilla"
+
+
+class DSparkDrafterPart(BlockDrafterPart):
+    """A DSpark drafter: all `block_size` rows predict."""
+
+    markov: MarkovPart | None = MarkovPart()
+    confidence: Literal["none", "hidden", "hidden_and_token"] = "hidden_and_token"  # what its head reads
+
+
+class GruPart(Part):
+    """Domino's GRU head; see `jspec.drafters.domino_head.Gru`."""
+
+    size: int = Field(default=1024, ge=1)
+    rank: int = Field(default=256, ge=1)
+    first_corrected: int = Field(default=1, ge=0)
+
+
+class DominoDrafterPart(BlockDrafterPart):
+    """A Domino drafter."""
+
+    gru: GruPart = GruPart()
+    anchor_predicts: bool = True
 
 
 class ObjectivePart(Part):
@@ -121,6 +155,29 @@ class ObjectivePart(Part):
     selector_warmup_ratio: float = Field(default=0.0, ge=0, le=1)
     selector_ramp_ratio: float = Field(default=0.0, ge=0, le=1)
     selector_stop_gradient: bool = False
+
+
+class DSparkObjectivePart(Part):
+    """See `jspec.objectives.dspark.DSparkObjective`."""
+
+    num_anchors: int = Field(default=512, ge=1)
+    loss: Literal["dspark", "dpard"] = "dspark"
+    gamma: float | None = Field(default=None, gt=0)
+    cross_entropy_weight: float = Field(default=0.1, ge=0)
+    l1_weight: float = Field(default=0.9, ge=0)
+    confidence_weight: float = Field(default=1.0, ge=0)
+    dpard_alpha: float = Field(default=0.5, gt=0, lt=1)
+    chunk_blocks: int = Field(default=128, ge=1)
+
+
+class DominoObjectivePart(Part):
+    """See `jspec.objectives.domino.DominoObjective`."""
+
+    num_anchors: int = Field(default=512, ge=1)
+    gamma: float | None = Field(default=None, gt=0)
+    base_start: float = Field(default=1.0, ge=0, le=1)
+    base_ratio: float = Field(default=0.5, ge=0, le=1)
+    chunk_blocks: int = Field(default=128, ge=1)
 
 
 class EagleSizes(Part):

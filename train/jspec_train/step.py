@@ -28,7 +28,7 @@ class Objective(Protocol):
         ...
 
     def terms(
-        self, params: Params, target: Any, batch: TrainBatch, chosen: Any, step: Int[Array, ""] | int = 0
+        self, params: Params, target: Any, batch: TrainBatch, chosen: Any, /, step: Int[Array, ""] | int = 0
     ) -> Terms:
         """The loss over these choices."""
         ...

@@ -81,7 +81,7 @@ def test_state_after_real_rounds_equals_a_rebuild():
     result = engine.generate([PROMPT], Settings(max_tokens=25, seed=1, temperature=1.0))[0]
     assert sum(count > 0 for count in result.counters.accept_histogram) >= 3
 
-    state = engine._state
+    state = engine._runner.state
     length = int(state.cache.lengths[0])
     assert length == len(PROMPT) + 25 - 1
     tokens = jnp.asarray([*PROMPT, *result.token_ids][:length], jnp.int32)

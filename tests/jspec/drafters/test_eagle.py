@@ -64,17 +64,21 @@ def test_drafts_are_those_of_a_pass_without_a_cache(name):
 def test_state_equals_a_clean_rebuild_after_every_round(name):
     made = engine(name, page_order=1)
     made.admit(1, 9)
-    made.commit([1], [7], rejected=3)
+    made.admit(0, 2)
+    made.commit([1, 0], [7, 4], rejected=3)
+    idle = made.held(0)
     made.admit(1, 4)  # the slot goes to another request
     # A chunk, then accepts of every length from 0 on (the anchor is one more), chains and trees.
     for count, scattered in ((5, False), (1, False), (4, True), (2, True), (3, False), (1, True), (6, False)):
-        made.commit([-1, 1], [0, count], rejected=3, scattered=scattered)
+        made.commit([0, 1, -1], [0, count, 0], rejected=3, scattered=scattered)
         rebuilt = engine(name)
         rebuilt.admit(1, 4)
         for part in range(0, int(made.cache.lengths[1]), 12):
             rebuilt.commit([1], [min(12, int(made.cache.lengths[1]) - part)])
         for held, expected in zip(made.held(1), rebuilt.held(1), strict=True):
             np.testing.assert_allclose(held, expected, atol=1e-5, rtol=1e-5)
+    for held, before in zip(made.held(0), idle, strict=True):
+        np.testing.assert_array_equal(held, before)
 
 
 def test_rejected_and_padding_rows_are_nowhere():

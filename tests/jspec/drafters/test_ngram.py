@@ -130,7 +130,7 @@ class Engine:
 
     def draft(self, *lanes: int) -> list[list[int]]:
         out = self.propose((), self.view, self.state, jnp.asarray(lanes), self.text, self.greedy)
-        assert out.parents.tolist() == [list(range(self.drafter.draft_length))] * len(lanes)
+        assert out.parents is None
         return [row[:length] for row, length in zip(out.tokens.tolist(), out.lengths.tolist(), strict=True)]
 
 

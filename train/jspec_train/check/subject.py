@@ -98,20 +98,26 @@ def open_subject(target: str, drafter: str, data: str | Path | None, dtype: str)
         opened = load_dflash(folder, jnp.float32)
     except (ValueError, OSError) as problem:
         refusal = " ".join(str(problem).split())
+    if opened is not None and opened.drafter.config.method not in ("DFlash", "DFlash 2"):
+        raise _other_method(opened.drafter.config.method, folder)
     return Subject(
         loaded=loaded, tokenizer=tokenizer, folder=folder, drafter=opened, refusal=refusal, source=source
     )
 
 
 def _check_method(folder: Path) -> None:
-    """The steps are written for block drafters: an EAGLE's folder is no fault of theirs."""
+    """The steps are written for DFlash: another method's folder is no fault of theirs."""
     config = folder / "config.json"
     architecture = architecture_of(read_json(config)) if config.is_file() else None
     if architecture is not None:
-        raise ValueError(
-            f"drafter: expected a DFlash or DFlash 2 drafter, got the {architecture} in {folder}, which `jspec check` "
-            "has no steps for yet; `jspec evaluate` measures it"
-        )
+        raise _other_method(architecture, folder)
+
+
+def _other_method(method: str, folder: Path) -> ValueError:
+    return ValueError(
+        f"drafter: expected a DFlash or DFlash 2 drafter, got the {method} in {folder}, which `jspec check` "
+        "has no steps for yet; `jspec evaluate` measures it"
+    )
 
 
 def read_contract(folder: Path) -> FeatureContract | None:

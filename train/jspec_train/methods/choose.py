@@ -6,7 +6,16 @@ from jspec_train.drafters import drafter_config, mask_token
 from jspec_train.methods.dflash import DFlashMethod
 from jspec_train.methods.eagle import eagle_method
 from jspec_train.methods.protocol import TrainedMethod
-from jspec_train.recipe import DFlashRecipe, Eagle3Recipe, EagleRecipe, PEagleRecipe, Recipe
+from jspec_train.methods.sequential import SequentialMethod
+from jspec_train.recipe import (
+    DFlashRecipe,
+    DominoRecipe,
+    DSparkRecipe,
+    Eagle3Recipe,
+    EagleRecipe,
+    PEagleRecipe,
+    Recipe,
+)
 
 
 def method_of(recipe: Recipe, tokenizer: Tokenizer, target: DecoderConfig) -> TrainedMethod:
@@ -19,6 +28,9 @@ def method_of(recipe: Recipe, tokenizer: Tokenizer, target: DecoderConfig) -> Tr
         case DFlashRecipe():
             mask = mask_token(recipe.drafter.mask_token_id, tokenizer, target.vocab_size)
             return DFlashMethod(recipe=recipe, config=drafter_config(recipe.drafter, target, mask))
+        case DSparkRecipe() | DominoRecipe():
+            mask = mask_token(recipe.drafter.mask_token_id, tokenizer, target.vocab_size)
+            return SequentialMethod(recipe=recipe, config=drafter_config(recipe.drafter, target, mask))
         case PEagleRecipe():
             mask = mask_token(recipe.drafter.mask_token_id, tokenizer, target.vocab_size)
             return eagle_method(recipe, target, mask)

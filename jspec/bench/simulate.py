@@ -1,0 +1,190 @@
+"""What a schedule gains, without a model: acceptance traces and costs of rounds, and nothing else."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from jspec.bench.traces import Trace
+from jspec.buckets import Bucket, Ladder
+from jspec.schedule.allotment import LEAST_SURVIVAL
+from jspec.schedule.costs import RoundCosts
+from jspec.schedule.scheduler import Lanes, Scheduler
+
+POLICIES = ("plain", "full", "scheduled")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A simulated run."""
+
+    policy: str
+    concurrency: int
+    tokens: int
+    seconds: float
+    rounds: int
+    verified: int  # draft tokens
+    budget: int  # draft tokens that there was room for
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over all requests."""
+        return self.tokens / self.seconds
+
+
+def simulate(
+    traces: Sequence[Trace], costs: RoundCosts, policy: str, concurrency: int, *, max_slots: int = 32
+) -> Outcome:
+    """Decodes the traces' requests in a closed loop: when one ends, the next takes its slot, over and over.
+
+    It ends once as many tokens were emitted as all traces hold, so that slots never run empty. The schedule is the one that an engine uses, its relay and lag included.
+
+    Args:
+      traces: of as many draft tokens each.
+      costs: of rounds; prompts cost nothing here.
+      policy: "plain", "full" (every draft token verified) or "scheduled".
+      concurrency: requests that run together.
+      max_slots: of the engine.
+    """
+    draft_length = traces[0].confidence.shape[1]
+    ladder = Ladder(max_slots=max_slots, draft_length=draft_length, chunks=(1,))
+    typical = np.mean([np.cumprod(t.confidence, axis=1).mean(axis=0) for t in traces], axis=0)
+    scheduler = Scheduler(costs=costs, ladder=ladder, max_slots=max_slots, typical=typical.tolist())
+    goal = sum(len(trace.accept_lengths) for trace in traces)
+    following = itertools.cycle(range(len(traces)))
+    running: dict[int, tuple[int, int]] = {}  # slot -> trace, position
+    generations = [0] * max_slots
+    tokens = rounds = verified = room = 0
+    seconds = 0.0
+    while tokens < goal:
+        for slot in range(concurrency):
+            if slot not in running:
+                running[slot] = next(following), 0
+                generations[slot] += 1
+        slots = sorted(running)
+        left = [len(traces[t].accept_lengths) - position for t, position in (running[s] for s in slots)]
+        ready = tuple(min(draft_length, n - 1) for n in left)
+        lanes = Lanes(
+            slots=tuple(slots),
+            generations=tuple(generations[s] for s in slots),
+            ready=ready,
+            context=sum(position for _, position in running.values()),
+        )
+        if policy == "plain":
+            bucket = ladder.decode(len(slots), [0])
+        elif policy == "full":
+            bucket = ladder.decode(len(slots), ready)
+        else:
+            bucket = scheduler.choose(lanes)
+        confidence = np.stack([traces[running[s][0]].confidence[running[s][1]] for s in slots])
+        survival = np.cumprod(confidence, axis=1)
+        lengths = np.zeros((len(slots),), np.int64)
+        if bucket.budget:
+            budget = bucket.nodes - len(slots)
+            room += budget
+            if policy == "full":
+                lengths = np.asarray(ready)
+            else:
+                lengths = allotted(survival, np.asarray(ready), budget)
+                scheduler.publish(lanes, Arrived(rows=survival.astype(np.float32)))
+        seconds += costs.round_seconds(len(slots), bucket, lanes.context)
+        rounds += 1
+        verified += int(lengths.sum())
+        for slot, length, most in zip(slots, lengths, left, strict=True):
+            trace, position = running[slot]
+            emitted = min(min(int(traces[trace].accept_lengths[position]), int(length)) + 1, most)
+            tokens += emitted
+            running[slot] = trace, position + emitted
+            if emitted == most:
+                del running[slot]
+    return Outcome(
+        policy=policy,
+        concurrency=concurrency,
+        tokens=tokens,
+        seconds=seconds,
+        rounds=rounds,
+        verified=verified,
+        budget=room,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arrived:
+    """Rows that are on the host already."""
+
+    rows: np.ndarray
+
+    def is_ready(self) -> bool:
+        """Yes."""
+        return True
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return self.rows
+
+
+def allotted(survival: np.ndarray, lengths: np.ndarray, budget: int) -> np.ndarray:
+    """`jspec.schedule.allotment.allot` without a device, for lanes in the order of their slots."""
+    lanes, drafts = survival.shape
+    position = np.broadcast_to(np.arange(drafts), survival.shape)
+    wanted = (position < lengths[:, None]) & (survival >= LEAST_SURVIVAL)
+    lane = np.broadcast_to(np.arange(lanes)[:, None], survival.shape)
+    order = np.lexsort((lane[wanted], position[wanted], -survival[wanted]))[:budget]
+    return np.bincount(lane[wanted][order], minlength=lanes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """Rounds of an accelerator: weights are read once, and past a number of nodes arithmetic is the limit.
+
+    Args:
+      ridge: nodes that take as long as reading the weights.
+      tile: nodes are rounded up to a multiple, which makes stairs.
+      overhead: of a round, as a fraction of reading the weights.
+      draft: of a drafting pass over one node per lane and draft token, as a fraction of a target pass.
+      weights: seconds of reading the weights.
+    """
+
+    ridge: float
+    tile: int = 1
+    overhead: float = 0.1
+    draft: float = 0.1
+    draft_length: int = 7
+    weights: float = 0.01
+
+    def round_seconds(self, requests: int, bucket: Bucket, context: int) -> float:
+        """See `RoundCosts.round_seconds`."""
+        drafting = self.draft * self._passes(bucket.lanes * self.draft_length) if bucket.budget else 0.0
+        return self.weights * (self.overhead + self._passes(bucket.nodes) + drafting)
+
+    def _passes(self, nodes: int) -> float:
+        return max(1.0, -(-nodes // self.tile) * self.tile / self.ridge)
+
+
+CURVES: Mapping[str, RoundCosts] = {
+    "flat": Roofline(ridge=math.inf),
+    "roofline": Roofline(ridge=64.0),
+    "stairs of 32": Roofline(ridge=64.0, tile=32),
+    "stairs of 64": Roofline(ridge=96.0, tile=64),
+    "dear drafts": Roofline(ridge=32.0, draft=0.4),
+    "arithmetic": Roofline(ridge=4.0, overhead=0.3),
+}
+
+
+def compare(
+    traces: Sequence[Trace],
+    costs: RoundCosts,
+    concurrencies: Sequence[int],
+    *,
+    max_slots: int = 32,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[dict[str, Outcome]]:
+    """All policies at each concurrency."""
+    rows = []
+    for concurrency in concurrencies:
+        progress(f"{concurrency} requests at a time")
+        rows.append(
+            {policy: simulate(traces, costs, policy, concurrency, max_slots=max_slots) for policy in POLICIES}
+        )
+    return rows

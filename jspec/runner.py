@@ -1,0 +1,134 @@
+"""The device side of an engine: slots that requests occupy, and rounds over some of them."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+
+from jspec.buckets import Bucket
+from jspec.cache import new_cache
+from jspec.decode import Method, Models, Report, Round, State
+from jspec.pages import PagePool
+from jspec.programs import Admission, Programs
+from jspec.request import Request
+from jspec.sampling import settings_row
+from jspec.slots import empty_slots
+from jspec.targets.view import TargetView
+from jspec.timings import Stopwatch, Timings
+
+
+class Runner:
+    """Holds the state of all slots, and moves it by one round at a time."""
+
+    def __init__(
+        self,
+        *,
+        method: Method,
+        models: Models,
+        pool: PagePool,
+        max_slots: int,
+        max_context: int,
+        max_stop_ids: int,
+        eos_ids: Sequence[int],
+        cache_dtype: DTypeLike,
+        seed: int,
+    ):
+        """Allocates the state; arguments as for `jspec.engine.Engine`."""
+        target, drafter = method.target, method.drafter
+        self.method, self.models = method, models
+        self.programs = Programs(method)
+        self.pool = pool
+        self.free_slots = list(range(max_slots))
+        self.generations = [0] * max_slots  # requests that each slot has had
+        self._eos_ids, self._max_stop_ids = tuple(eos_ids), max_stop_ids
+        self._rng = np.random.default_rng(seed)
+        cache = new_cache(
+            target.groups,
+            max_slots=max_slots,
+            num_pages=pool.num_pages,
+            page_size=pool.page_size,
+            max_context=max_context,
+            dtype=cache_dtype,
+        )
+        view = TargetView(params=models.target, cache=cache, target=target)
+        self.state = State(
+            cache=cache,
+            drafter=drafter.init(models.drafter, view, max_slots),
+            slots=empty_slots(max_slots, max_context, target.vocab_size, max_stop_ids),
+        )
+
+    def admit(self, request: Request) -> bool:
+        """Puts a request into a free slot; False if there is no slot or not enough cache now."""
+        if not self.free_slots:
+            return False
+        reservation = self.pool.reserve(request.limit)
+        if reservation is None:
+            return False
+        request.slot, request.reservation = self.free_slots.pop(0), reservation
+        self.generations[request.slot] += 1
+        settings = request.settings
+        tokens = np.zeros((self.state.slots.text.tokens.shape[1],), np.int32)
+        tokens[: len(request.prompt_ids)] = request.prompt_ids
+        seed = int(self._rng.integers(2**32)) if settings.seed is None else settings.seed
+        draft_cap, vocab_size = self.method.drafter.draft_length, self.method.target.vocab_size
+        if settings.draft_length is not None:
+            draft_cap = min(draft_cap, settings.draft_length)
+        admission = Admission(
+            slot=np.asarray(request.slot, np.int32),
+            tokens=tokens,
+            prompt_length=np.asarray(len(request.prompt_ids), np.int32),
+            limit=np.asarray(request.limit, np.int32),
+            draft_cap=np.asarray(draft_cap, np.int32),
+            page_rows=self.pool.table_rows(reservation),
+            settings=settings_row(
+                settings, settings.stop_ids(self._eos_ids), seed, vocab_size, self._max_stop_ids
+            ),
+        )
+        try:
+            self.state = self.programs.admit(self.state, admission)
+        except BaseException:  # an interrupt, too: the request does not run, so nobody will make it leave
+            self._release(request)
+            raise
+        return True
+
+    def leave(self, request: Request) -> None:
+        """Frees what a request held. The device row may still be live: end it there, too."""
+        self._release(request)
+        self.state = self.programs.halt(self.state, request.slot)
+
+    def _release(self, request: Request) -> None:
+        assert request.reservation is not None
+        self.pool.release(request.reservation)
+        self.free_slots.append(request.slot)
+        self.free_slots.sort()
+        request.reservation = None
+
+    def round(
+        self, bucket: Bucket, active: Sequence[Request], timings: Timings | None = None
+    ) -> tuple[Round, Report]:
+        """Runs the three programs for the active requests, one per lane.
+
+        Returns:
+          The round, whose arrays are on the device, and its report, which is on the host.
+        """
+        lanes = np.full((bucket.lanes,), -1, np.int32)
+        certain = np.zeros((bucket.lanes,), np.int32)
+        for lane, request in enumerate(active):
+            lanes[lane] = request.slot
+            certain[lane] = min(request.known - request.committed, bucket.chunk + 1)
+        # Padding lanes have no anchor, so that drafts may have their nodes, too.
+        budget = bucket.nodes - len(active) if bucket.budget else 0
+        programs, models = self.programs, self.models
+        watch = Stopwatch(timings)
+        round_ = watch.lap("draft", programs.propose(bucket, models, self.state, lanes, certain, budget))
+        if self.method.scheduled:
+            round_.survival.copy_to_host_async()
+        executed = watch.lap(
+            "target", programs.execute(bucket, models, round_.nodes, self.state.cache, lanes)
+        )
+        self.state, report = programs.settle(bucket, models, round_, executed, self.state, lanes)
+        report = jax.device_get(report)
+        watch.lap("settle", self.state)
+        watch.finish(counted=bucket.chunk == 0)
+        return round_, report

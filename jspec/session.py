@@ -1,0 +1,214 @@
+"""Requests that come and go: added at any time, moved on by one round at a time."""
+
+import collections
+from collections.abc import Callable, Sequence
+
+from jspec.buckets import Bucket, Ladder
+from jspec.cut import Finish
+from jspec.decode import Report, Round
+from jspec.intake import Intake
+from jspec.prompts import Prompt
+from jspec.request import Request
+from jspec.results import Piece, Result, TokenLogProb
+from jspec.runner import Runner
+from jspec.schedule.scheduler import Lanes, Scheduler
+from jspec.settings import Settings
+from jspec.timings import Timings
+
+# Called after every round with its requests by lane, its bucket, the round and the report.
+Observer = Callable[[Sequence[Request], Bucket, Round, Report], None]
+
+
+class Session:
+    """One user's requests on an engine. Close it, or use it in a `with` statement, to free their slots.
+
+    Example:
+      with engine.session() as session:
+          session.add(["Once upon a time"], jspec.Settings(max_tokens=64))
+          while session.busy:
+              for piece in session.step():
+                  print(piece.text, end="")
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: Runner,
+        intake: Intake,
+        ladder: Ladder,
+        scheduler: Scheduler | None,
+        timings: Timings | None = None,
+        observer: Observer | None = None,
+    ):
+        """See `jspec.engine.Engine.session`."""
+        self._runner, self._intake, self._ladder, self._scheduler = runner, intake, ladder, scheduler
+        self._timings, self._observer = timings, observer
+        self._waiting: collections.deque[Request] = collections.deque()
+        self._running: dict[int, Request] = {}  # by slot
+        self._requests: list[Request] = []
+
+    def add(
+        self, prompts: Prompt | Sequence[Prompt], settings: Settings | Sequence[Settings] | None = None
+    ) -> list[int]:
+        """Puts requests at the end of the queue; arguments as for `Engine.generate`.
+
+        Returns:
+          Their numbers, which pieces carry as `index`: 0, 1, 2, ... in the order in which they were added.
+
+        Raises:
+          ValueError: a prompt or a setting is unusable; none of them was added then.
+        """
+        requests = self._intake.requests(prompts, settings, first=len(self._requests))
+        self._requests.extend(requests)
+        self._waiting.extend(requests)
+        return [request.index for request in requests]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether a request has prompt tokens to execute before it can decode."""
+        return bool(self._waiting) or any(request.prefilling for request in self._running.values())
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a slot."""
+        return len(self._running)
+
+    def result(self, index: int) -> Result:
+        """The finished request of that number."""
+        scheduled = self._scheduler is not None
+        simulated = self._runner.method.drafter.simulated
+        return self._requests[index].result(simulated=simulated, scheduled=scheduled)
+
+    def step(self, bucket: Bucket | None = None) -> list[Piece]:
+        """Admits what fits, runs one round, and returns what it added.
+
+        Args:
+          bucket: of the next round if it decodes, to measure it; None = the one of most tokens per second,
+            or without a schedule the one that holds every draft token.
+
+        Raises:
+          RuntimeError: nothing runs, and the first that waits finds no slot or no room in the cache.
+        """
+        if not self.busy:
+            return []
+        while self._waiting and self._runner.admit(self._waiting[0]):
+            request = self._waiting.popleft()
+            self._running[request.slot] = request
+        if not self._running:
+            first, pool = self._waiting[0], self._runner.pool
+            raise RuntimeError(
+                f"prompts[{first.index}]: expected a free slot and cache for {first.limit} tokens, got "
+                f"{len(self._runner.free_slots)} slots and {pool.free_pages[0] * pool.page_size} tokens; "
+                "finish or close other streams"
+            )
+        prefilling = next((r for r in self._running.values() if r.prefilling), None)
+        if prefilling is not None:
+            remaining = len(prefilling.prompt_ids) - prefilling.committed
+            return self._round(self._ladder.prefill(remaining), [prefilling])
+        active = [self._running[slot] for slot in sorted(self._running)]
+        if bucket is not None:
+            return self._round(bucket, active)
+        if self._scheduler is None:
+            return self._round(self._ladder.decode(len(active), [r.ready for r in active]), active)
+        lanes = Lanes(
+            slots=tuple(request.slot for request in active),
+            generations=tuple(self._runner.generations[request.slot] for request in active),
+            ready=tuple(request.ready for request in active),
+            context=sum(request.committed for request in active),
+        )
+        bucket = self._scheduler.choose(lanes)
+        return self._round(bucket, active, lanes)
+
+    def _round(self, bucket: Bucket, active: list[Request], lanes: Lanes | None = None) -> list[Piece]:
+        round_, report = self._runner.round(bucket, active, self._timings)
+        if lanes is not None and self._scheduler is not None and bucket.budget:
+            self._scheduler.publish(lanes, round_.survival)  # type: ignore[arg-type]  # arrays have is_ready
+        if self._observer is not None:
+            self._observer(active, bucket, round_, report)
+        pieces, budget = [], bucket.nodes - len(active) if bucket.budget else 0
+        for lane, request in enumerate(active):
+            piece = self._take(request, lane, report, budget / len(active))
+            if request.finish_reason is not None:
+                self._runner.leave(request)
+                del self._running[request.slot]
+            if piece is not None:
+                pieces.append(piece)
+        return pieces
+
+    def close(self) -> None:
+        """Frees the slots of what still runs, and forgets what waits."""
+        self._waiting.clear()
+        for request in list(self._running.values()):
+            self._runner.leave(request)
+        self._running.clear()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take(self, request: Request, lane: int, report: Report, budget: float) -> Piece | None:
+        was_prefilling = request.prefilling
+        emitted, accepted = int(report.emitted[lane]), int(report.accepted[lane])
+        committed = int(report.committed[lane])
+        request.committed += committed
+        ids = [int(t) for t in report.tokens[lane, :emitted]]
+        drafted = [i < accepted for i in range(emitted)]
+        finish = Finish(int(report.finish[lane]))
+        if finish is Finish.BROKEN:
+            request.finish_reason = "error: the target's logits are NaN, or its settings allow no token"
+        elif finish is not Finish.RUNNING:
+            request.finish_reason = finish.name.lower()
+        text, stopped_at = request.output.push(ids, last=request.finish_reason is not None)
+        if stopped_at is not None:
+            ids, drafted = ids[: stopped_at + 1], drafted[: stopped_at + 1]
+            request.finish_reason = "stop"
+        if not was_prefilling:
+            # A stop string cuts the counts as a stop token does on the device: one committed node per token.
+            request.count(
+                proposed=int(report.proposed[lane]),
+                verified=int(report.verified[lane]),
+                accepted=sum(drafted),
+                committed=min(committed, len(ids)),
+                budget=budget,
+                unusable=int(report.unusable[lane]),
+                depth=self._runner.method.drafter.draft_depth,
+            )
+        request.token_ids.extend(ids)
+        request.ready = self._ready(request, int(report.ready[lane]))
+        if request.settings.log_probs is not None:
+            request.log_probs.extend(self._log_probs(request, lane, report, ids))
+        if not ids and request.finish_reason is None:
+            return None
+        return Piece(
+            index=request.index,
+            text=text,
+            token_ids=tuple(ids),
+            drafted=tuple(drafted),
+            finish_reason=request.finish_reason,
+        )
+
+    def _ready(self, request: Request, drafts: int) -> int:
+        """How many of `drafts` tokens the next round can use. The last one that a request may emit is a bonus."""
+        room = max(request.limit - request.known - 1, 0)
+        is_tree = self._runner.method.drafter.draft_depth < self._runner.method.drafter.draft_length
+        return drafts if is_tree and room else min(drafts, room)
+
+    def _log_probs(self, request: Request, lane: int, report: Report, ids: list[int]) -> list[TokenLogProb]:
+        assert report.log_probs is not None and request.settings.log_probs is not None
+        rows = report.log_probs
+        count = request.settings.log_probs
+        return [
+            TokenLogProb(
+                token_id=token,
+                log_prob=float(rows.chosen[lane, i]),
+                top=tuple((int(rows.top_ids[lane, i, k]), float(rows.top[lane, i, k])) for k in range(count)),
+            )
+            for i, token in enumerate(ids)
+        ]

@@ -1,0 +1,132 @@
+"""`jspec calibrate`, `jspec profile` and `jspec bench --simulate` on a table of 8 words."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+from contract.engines import engine
+from contract.words import words_tokenizer
+
+from jspec import loading
+from jspec.cli import main
+from jspec.commands import calibrate as calibrate_module
+from jspec.commands import profile as profile_module
+from jspec.schedule import costs as costs_module
+from jspec.schedule.calibration_file import load_calibration
+from jspec.schedule.costs import load_costs
+from jspec.schedule.resolve import resolve_schedule
+
+
+def run(*arguments) -> int:
+    with pytest.raises(SystemExit) as exit_:
+        main([str(a) for a in arguments])
+    return exit_.value.code or 0
+
+
+@functools.cache
+def words_engine():
+    return engine("confident", tokenizer=words_tokenizer(), max_slots=1, chunks=(7,))
+
+
+def load_words(*_, **__):
+    return words_engine()
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    words = ("one", "two", "three", "four", "five")
+    path.write_text("".join(json.dumps({"prompt": f"{w} {v}"}) + "\n" for w in words for v in words))
+    return path
+
+
+def test_calibrate_fits_shows_plots_and_writes(monkeypatch, capsys, tmp_path, prompts):
+    monkeypatch.setattr(calibrate_module, "load", load_words)
+    out, plot, traces = tmp_path / "calibration.json", tmp_path / "plot.png", tmp_path / "traces.jsonl"
+    files = ("--output", out, "--plot", plot, "--traces", traces)
+    assert (
+        run(
+            "calibrate",
+            "--drafter",
+            "x",
+            "--prompts",
+            prompts,
+            "--temperature",
+            1,
+            "--max-tokens",
+            24,
+            *files,
+        )
+        == 0
+    )
+    calibration = load_calibration(out)
+    assert calibration.num_samples > 50
+    assert np.mean(calibration.ece_after) <= np.mean(calibration.ece_before)
+    assert (calibration.target, calibration.drafter) == ("table of 8 tokens", "drawn")
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert "before" in shown and "rounds of 25 prompts" in shown
+    assert run("bench", "--simulate", "--traces", traces) == 0
+    assert "of the better" in capsys.readouterr().out
+
+
+def test_calibrate_refuses_before_it_decodes(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(calibrate_module, "load", None)
+    assert run("calibrate", "--drafter", "x", "--output", tmp_path / "no" / "file.json") == 2
+    assert "output: expected a file in a folder that exists" in capsys.readouterr().err
+    assert run("calibrate", "--drafter", "x", "--output", tmp_path / "c.json", "--fit", "guess") == 2
+    assert "fit: expected one of grid, likelihood, got 'guess'" in capsys.readouterr().err
+
+
+def test_calibrate_refuses_a_drafter_without_confidence(monkeypatch, capsys, tmp_path, prompts):
+    monkeypatch.setattr(
+        calibrate_module,
+        "load",
+        lambda *_, **__: engine("dense", tokenizer=words_tokenizer(), max_slots=1, chunks=(7,)),
+    )
+    assert run("calibrate", "--drafter", "x", "--prompts", prompts, "--output", tmp_path / "c.json") == 2
+    assert "drafter: expected one that gives confidence, got drawn" in capsys.readouterr().err
+
+
+def test_profile_measures_every_bucket_and_its_table_runs_the_engine(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(profile_module, "load", load_words)
+    monkeypatch.setattr(costs_module, "MOST_SPREAD", 1e9)  # rounds of microseconds are nothing but noise
+    monkeypatch.setattr(profile_module, "PROMPTS", {"words": ("one two", "three")})
+    options = ("--context", 8, "--repeats", 2, "--rounds", 1)
+    assert run("profile", "--drafter", "confident", *options, "--output", tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert "drafting pays" in " ".join(shown.split())
+    costs = load_costs(tmp_path / "confident.json")
+    used = words_engine()
+    plan = resolve_schedule(
+        costs,
+        None,
+        target=used.method.target.identity,
+        drafter=used.method.drafter,
+        dtype="float32",
+        max_slots=1,
+    )
+    assert {(c.lanes, c.nodes) for c in costs.cells if not c.chunk} == {
+        (b.lanes, b.nodes) for b in used.ladder.scheduled(1)
+    }
+    assert {c.chunk for c in costs.cells} == {0, 7}
+    assert plan.costs is costs
+
+
+def test_profile_refuses_to_write_a_noisy_table(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(profile_module, "load", load_words)
+    monkeypatch.setattr(costs_module, "MOST_SPREAD", 0.0)
+    monkeypatch.setattr(profile_module, "PROMPTS", {"words": ("one two", "three")})
+    options = ("--context", 8, "--repeats", 2, "--rounds", 1)
+    assert run("profile", "--drafter", "confident", *options, "--output", tmp_path) == 2
+    captured = capsys.readouterr()
+    assert "not a table to decide on" in " ".join(captured.out.split())
+    assert "stop what else runs on the machine" in captured.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_calibration_without_a_schedule_is_refused():
+    plain = engine("plain")
+    with pytest.raises(ValueError, match="calibration: expected None without a schedule"):
+        loading.with_drafter(plain, "ngram", calibration="calibration.json")
