@@ -7,7 +7,7 @@
 # PYTHON picks the interpreter: make PYTHON=python3.12 setup
 
 PYTHON ?= python3
-PYTEST_FLAGS ?= -n auto
+PYTEST_FLAGS ?= -n auto --dist loadgroup
 
 VENV := .venv
 BIN := $(VENV)/bin

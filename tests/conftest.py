@@ -32,5 +32,14 @@ def few_memory_maps():
         gc.collect()
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that use the same engines go to the same worker (`--dist loadgroup`), which compiles them once."""
+    for item in items:
+        module = item.path.relative_to(item.config.rootpath).as_posix()
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        drafter = params.get("drafter") if module.startswith("tests/contract/") else None
+        item.add_marker(pytest.mark.xdist_group(module if drafter is None else f"contract {drafter}"))
+
+
 def pytest_addoption(parser):
     parser.addoption("--cases", metavar="DIR", help="folder of golden cases for tests/conformance")
