@@ -79,7 +79,7 @@ class Engine:
         """
         target, drafter = method.target, method.drafter
         self.method = method = dataclasses.replace(method, scheduled=costs is not None)
-        self.models, self.tokenizer = models, tokenizer
+        self.tokenizer = tokenizer
         self.cache_dtype = cache_dtype
         self.eos_ids = tuple(eos_ids)
         self.max_slots = max_slots
@@ -123,6 +123,11 @@ class Engine:
             self._scheduler = Scheduler(costs=costs, ladder=self.ladder, max_slots=max_slots, typical=typical)
         elif drafter.draft_length:
             log.info("%s: every draft token is verified, for want of a cost table", drafter.name)
+
+    @property
+    def models(self) -> Models:
+        """Parameters of target and drafter."""
+        return self._runner.models
 
     @property
     def programs(self) -> Programs:

@@ -54,7 +54,7 @@ def cache_rows(used, results):
     rows = []
     for slot, result in enumerate(results):
         length = len(result.prompt_ids) + NEW - 1  # the last token was never executed
-        for group, layout in zip(used._state.cache.groups, used.method.target.groups, strict=True):
+        for group, layout in zip(used._runner.state.cache.groups, used.method.target.groups, strict=True):
             first = 0 if layout.window is None else max(length - layout.window, 0)
             for layer in range(layout.num_layers):
                 both = gather_rows(group.pages, layer, group.page_table[slot][None], length)
@@ -90,7 +90,7 @@ def known_texts(right, results):
 def scripted(right, results):
     """The engine whose drafter knows these texts."""
     used = scripted_engine()
-    used.models = Models(target=used.models.target, drafter=known_texts(right, results))
+    used._runner.models = Models(target=used.models.target, drafter=known_texts(right, results))
     return used
 
 

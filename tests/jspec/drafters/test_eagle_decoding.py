@@ -57,7 +57,7 @@ def test_text_is_the_targets_and_state_a_function_of_it(drafter: Eagle, settings
     assert len(accepted) >= 3  # an untrained drafter over four tokens is wrong, half right and right in turn
     assert set(made.programs.traces.values()) == {1}
 
-    state, text = made._state, [*PROMPTS[1], *results[1].token_ids]
+    state, text = made._runner.state, [*PROMPTS[1], *results[1].token_ids]
     length = len(text) - 1  # the last token is the anchor of a round that never came
     assert state.cache.lengths.tolist() == [length]
     states, k, v = rebuilt(drafter, params, text)
