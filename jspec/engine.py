@@ -126,8 +126,12 @@ class Engine:
 
     @property
     def models(self) -> Models:
-        """Parameters of target and drafter."""
+        """Parameters of target and drafter; others of the same shapes may take their place between requests."""
         return self._runner.models
+
+    @models.setter
+    def models(self, models: Models) -> None:
+        self._runner.models = models
 
     @property
     def programs(self) -> Programs:

@@ -18,8 +18,16 @@ jax.config.update(
     "jax_compilation_cache_dir", str(pathlib.Path(__file__).parent.parent / ".pytest_cache" / "compiled")
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-# Tests compile hundreds of programs and run each for milliseconds: LLVM's optimization is most of the time.
-jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation(request):
+    """Most tests run what they compile for milliseconds: LLVM's optimization would be most of their time.
+
+    Modules that decode with a real model set OPTIMIZED = True.
+    """
+    optimized = getattr(request.module, "OPTIMIZED", False)
+    jax.config.update("jax_disable_most_optimizations", not optimized)
 
 
 @pytest.fixture(autouse=True, scope="module")

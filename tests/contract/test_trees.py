@@ -30,7 +30,7 @@ def fork():
 def right_for(right: int, proposes: int = FORK.draft_length):
     used = fork()
     drafter = (jnp.asarray(TABLE), jnp.int32(right), jnp.int32(proposes))
-    used._runner.models = Models(target=used.models.target, drafter=drafter)
+    used.models = Models(target=used.models.target, drafter=drafter)
     return used
 
 

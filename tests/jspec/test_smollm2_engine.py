@@ -9,6 +9,8 @@ import jspec
 from jspec.bench.prompts import PROMPTS
 from jspec.cli import main
 
+OPTIMIZED = True  # real weights
+
 REWRITE = [{"role": "user", "content": PROMPTS["rewrite"][2]}]
 QUESTION = [{"role": "user", "content": PROMPTS["chat"][1]}]
 SETTINGS = jspec.Settings(max_tokens=24)
@@ -83,7 +85,11 @@ def test_log_probabilities_come_with_every_token():
             FileNotFoundError,
             r"model: expected a folder, a \.gguf file or a hub id",
         ),
-        ({"drafter": "no such drafter"}, FileNotFoundError, 'drafter: expected "ngram", "plain", or'),
+        (
+            {"drafter": "no such drafter"},
+            FileNotFoundError,
+            'drafter: expected "ngram", "ngram-tree", "plain", or',
+        ),
         ({"dtype": "int8"}, ValueError, "dtype: expected one of float32, bfloat16, float16, got 'int8'"),
         ({"max_context": 100_000}, ValueError, "max_context: expected"),
     ],

@@ -90,7 +90,7 @@ def known_texts(right, results):
 def scripted(right, results):
     """The engine whose drafter knows these texts."""
     used = scripted_engine()
-    used._runner.models = Models(target=used.models.target, drafter=known_texts(right, results))
+    used.models = Models(target=used.models.target, drafter=known_texts(right, results))
     return used
 
 

@@ -35,6 +35,8 @@ METHODS = {
     "peagle": {
         "drafter": {"target_layer_ids": [0, 2], "num_layers": 2, "vocabulary": 24, "mask_token_id": MASK},
         "objective": {"depths": 3, "chunk": 16},
+        # The rows that a batch trains are drawn: its loss says less.
+        "training": {"max_steps": 12, "batch_size": 4, "dtype": "float32"},
     },
 }
 
@@ -67,8 +69,9 @@ def test_a_run_ends_with_a_drafter_that_decodes(recipe, target, data, tmp_path, 
     run = open_run(recipe(method, data=validation, evaluation={"prompts": 2, "draft_length": 2}))
     assert plan_table(run).row_count
     train_run(run, watchers=lambda done: [figures])
-    assert figures.losses[4] < figures.losses[1]
-    found = figures.evaluations[4]
+    last = max(figures.losses)
+    assert figures.losses[last] < figures.losses[1]
+    found = figures.evaluations[last]
     assert {"loss", "accuracy", "acceptance", "drafted", "mean_commit_length"} <= set(found)
     if method != "eagle":
         assert {"cross_entropy@3", "accuracy@3", "acceptance@3"} <= set(found)
@@ -90,7 +93,9 @@ def test_an_exported_drafter_has_the_trained_logits(recipe, tmp_path, target, da
     loaded = load_eagle(tmp_path / "out", jnp.float32, num_target_layers=3)
     assert loaded.drafter.config == run.method.config
     batch = on_devices(next(run.batches(run.source, epochs=1)))
-    features = run.trainer.capture(run.target, batch).features[:, :, : run.method.config.features_size]
+    features = jax.jit(run.trainer.capture)(run.target, batch).features[
+        :, :, : run.method.config.features_size
+    ]
 
     @jax.jit
     def logits(params):
@@ -233,7 +238,5 @@ def test_what_cannot_be_meant_is_refused_before_the_start(recipe, method, change
 
 
 def test_an_unknown_method_is_named():
-    with pytest.raises(
-        ValueError, match="method: expected one of dflash, dflash2, eagle, eagle3, peagle, got 'x'"
-    ):
+    with pytest.raises(ValueError, match=r"method: expected one of dflash, .*eagle3, peagle, got 'x'"):
         recipe_of({"method": "x"}, "test")

@@ -223,7 +223,10 @@ def test_a_part_of_the_vocabulary_reads_back(tmp_path):
     [
         ([0, 2, 3, 7, 10], "'draft_ids': expected ids from 0 to 9, got 10 at column 4"),
         ([-1, 2, 3, 7, 9], "'draft_ids': expected ids from 0 to 9, got -1 at column 0"),
-        ([0, 2, 2, 7, 9], "'draft_ids': expected ascending ids without repetition, got 2 after 2 at column 2"),
+        (
+            [0, 2, 2, 7, 9],
+            "'draft_ids': expected ascending ids without repetition, got 2 after 2 at column 2",
+        ),
     ],
     ids=["past the end", "negative", "repeated"],
 )
