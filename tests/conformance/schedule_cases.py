@@ -110,7 +110,11 @@ def run_layout(folder: Path) -> None:
         np.testing.assert_array_equal(nodes.tokens[rows], case["verify_ids"], err_msg=f"{name}: tokens")
         np.testing.assert_array_equal(nodes.positions[rows], case["positions"], err_msg=f"{name}: positions")
         within = np.where(case["valid"], np.asarray(case["within"]), 0)
-        np.testing.assert_array_equal(nodes.parents[rows] + 1, within, err_msg=f"{name}: within")
+        assert nodes.parents is None, f"{name}: expected chains"
+        index, offsets = np.arange(case["padded_total"]), np.asarray(nodes.offsets)
+        lane = np.searchsorted(offsets[1:-1], index, side="right")
+        ours = np.where(case["valid"], index - offsets[lane], 0)
+        np.testing.assert_array_equal(ours, within, err_msg=f"{name}: within")
     for case in groups["graph_fill"]:
         floor = max(case["min_verify_len"], 1)
         if floor == 1:
