@@ -8,7 +8,7 @@
 # PYTHON picks the interpreter: make PYTHON=python3.12 setup
 
 PYTHON ?= python3
-PYTEST_FLAGS ?= -n auto --dist loadgroup -m "not extended"
+PYTEST_FLAGS ?= -n auto -m "not extended"
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,7 +27,7 @@ test: setup
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 test-all: setup
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto
 
 check: $(VENV)/check.stamp
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import re
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -10,9 +11,29 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import jax
 import pytest
 
-# Drafters whose contract tests run in `make test-all` only: each compiles engines of its own for minutes, and another
-# drafter of the same kind is in every run.
-EXTENDED = ("fork", "eagle3-tree", "dspark", "domino", "sparse", "cut1")
+# What only `make test-all` runs.
+EXTENDED_MODULES = {
+    "test_dflash_tree",
+    "test_dspark",
+    "test_eagle",
+    "test_eagle_decoding",
+    "test_tree_decoding",
+    "test_verify_tree",
+    "test_schedule_law",
+    "test_scheduled_engine",
+    "test_trees",
+    "test_schedule_commands",
+    "test_simulate",
+    "test_depth_samples",
+    "test_eagle3_objective",
+    "test_live_chunks",
+    "test_rollouts",
+    "test_sequential_objectives",
+    "test_eagle_training",
+    "test_sequential_training",
+}
+EXTENDED_DRAFTERS = {"fork", "tree", "eagle3", "eagle3-tree", "dspark", "domino"}
+EXTENDED_CASES = re.compile(r"\[(eagle3|eagle31|peagle|dspark|domino|f_dspark|x_domino)")
 MAX_MAPS = 20_000  # of vm.max_map_count, 65,530 by default; beyond it XLA aborts
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -21,16 +42,6 @@ jax.config.update(
     "jax_compilation_cache_dir", str(pathlib.Path(__file__).parent.parent / ".pytest_cache" / "compiled")
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation(request):
-    """Most tests run what they compile for milliseconds: LLVM's optimization would be most of their time.
-
-    Modules that decode with a real model set OPTIMIZED = True.
-    """
-    optimized = getattr(request.module, "OPTIMIZED", False)
-    jax.config.update("jax_disable_most_optimizations", not optimized)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,15 +55,14 @@ def few_memory_maps():
 
 
 def pytest_collection_modifyitems(items):
-    """Tests that use the same engines go to the same worker (`--dist loadgroup`), which compiles them once."""
+    """Marks what `make test` leaves out: tests that compile for minutes; `make test-all` runs them."""
     for item in items:
-        module = item.path.relative_to(item.config.rootpath).as_posix()
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        if module.startswith("tests/conformance/"):
-            continue  # cases share nothing
-        drafter = params.get("drafter") if module.startswith("tests/contract/") else None
-        item.add_marker(pytest.mark.xdist_group(module if drafter is None else f"contract {drafter}"))
-        if drafter in EXTENDED:
+        if (
+            item.path.stem in EXTENDED_MODULES
+            or ("contract" in item.path.parts and params.get("drafter") in EXTENDED_DRAFTERS)
+            or ("conformance" in item.path.parts and EXTENDED_CASES.search(item.name))
+        ):
             item.add_marker(pytest.mark.extended)
 
 

@@ -9,8 +9,6 @@ import jspec
 from jspec.bench.prompts import PROMPTS
 from jspec.cli import main
 
-OPTIMIZED = True  # real weights
-
 REWRITE = [{"role": "user", "content": PROMPTS["rewrite"][2]}]
 QUESTION = [{"role": "user", "content": PROMPTS["chat"][1]}]
 SETTINGS = jspec.Settings(max_tokens=24)

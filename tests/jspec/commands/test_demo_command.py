@@ -7,8 +7,6 @@ from contract.words import words_tokenizer
 from jspec.cli import main
 from jspec.commands import demo as command
 
-OPTIMIZED = True  # real weights
-
 
 def test_demo_shows_whole_prompts_both_texts_and_a_note_about_noise(monkeypatch, capsys):
     monkeypatch.setattr(command, "load", lambda *_, **__: engine("plain", tokenizer=words_tokenizer()))
