@@ -28,7 +28,7 @@ from jspec.checkpoints.target import load_target
 from jspec.cli import main
 from jspec.drafters.dflash2_layers import Convolution, Selector
 from jspec.drafters.dflash_init import upgrade_dflash_params
-from jspec.objectives import dflash as objective_module
+from jspec.objectives import draft_rows as objective_module
 from jspec.objectives.block_pass import training_hidden
 from jspec.objectives.blocks import block_targets
 from jspec.objectives.frozen import FrozenTarget
@@ -133,7 +133,7 @@ def main_capture(world: World, out: Path) -> None:
 
 
 def test_labels_shifted_in_training_are_named(world, tmp_path, monkeypatch):
-    def one_later(batch, blocks, *, block_size):
+    def one_later(batch, blocks, *, block_size, anchor_predicts):
         targets = block_targets(batch, blocks, block_size=block_size)
         further = block_targets(batch, blocks, block_size=block_size + 1)
         mask = targets.mask & further.mask[:, :, 1:]
