@@ -204,7 +204,7 @@ def _decoder(
     if plain.setdefault("model_type", kinds[0]) not in kinds:
         raise ValueError(f"model_type: expected {' or '.join(kinds)}, got {plain['model_type']!r}")
     plain["tie_word_embeddings"] = False
-    return config_from_hf(plain)
+    return config_from_hf(plain, llama_windows=True)
 
 
 def _layer_ids(take: Callable[[str], Any]) -> tuple[int, ...] | None:

@@ -195,6 +195,19 @@ def _only_layer(config: EagleConfig, layout: Layout) -> bool:
 
 def _layer_values(decoder: DecoderConfig) -> dict[str, Any]:
     rope = rope_values(decoder.full_rope)
+    scaling = None if rope["rope_type"] == "default" else rope
+    windows: dict[str, Any] = {}
+    if "window" in decoder.layer_kinds:
+        kinds = {"full": "full_attention", "window": "sliding_attention"}
+        windows = {
+            "layer_types": [kinds[kind] for kind in decoder.layer_kinds],
+            "sliding_window": decoder.window,
+        }
+        if decoder.architecture != "llama":
+            windows |= {"use_sliding_window": True, "max_window_layers": decoder.num_layers}
+        if decoder.rope("window") != decoder.full_rope:
+            other = rope_values(decoder.rope("window"))
+            rope, scaling = {"full_attention": rope, "sliding_attention": other}, None
     values: dict[str, Any] = {
         "attention_bias": decoder.output_bias,
         "attention_dropout": 0.0,
@@ -211,10 +224,10 @@ def _layer_values(decoder: DecoderConfig) -> dict[str, Any]:
         "rms_norm_eps": decoder.norm_eps,
         # The new form and the old one: each is read by somebody who does not know the other.
         "rope_parameters": rope,
-        "rope_scaling": None if rope["rope_type"] == "default" else rope,
+        "rope_scaling": scaling,
         "rope_theta": decoder.full_rope.theta,
         "tie_word_embeddings": False,
         "use_cache": True,
         "vocab_size": decoder.vocab_size,
     }
-    return values | ({"mlp_bias": decoder.mlp_bias} if decoder.architecture == "llama" else {})
+    return values | windows | ({"mlp_bias": decoder.mlp_bias} if decoder.architecture == "llama" else {})

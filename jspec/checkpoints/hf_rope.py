@@ -48,7 +48,7 @@ def rope_from_hf(
     if kinds or kind not in RULES:
         raise ValueError(
             f"rope_type: expected one of {', '.join(RULES)}, got {' and '.join([kind, *kinds])}; "
-            "this rope rule is not supported"
+            "no other rule is supported: use a model that was trained with one of these"
         )
     unknown = sorted(set(settings) - _EVERY_RULE - RULES[kind])
     if unknown:

@@ -173,11 +173,21 @@ def parallel_states(
     fused = net.fuse(features.reshape(rows * tokens, -1)).reshape(rows, tokens, -1)
     masked = net.fuse(net.mask_hidden[...][None])
     fused = jnp.concatenate([fused, jnp.broadcast_to(masked[None], (rows, samples, masked.shape[1]))], axis=1)
-    visible = visible_context(batch, places)
+    decoder = config.decoder
     # Own rows of depth 1, 2, ...; at depth 0 there are none.
-    own = jnp.pad(sample.own, ((0, 0), (tokens, 0), (0, 0)), constant_values=-1)
+    all_own = jnp.pad(sample.own, ((0, 0), (tokens, 0), (0, 0)), constant_values=-1)
+    own_depth = 1 + jax.lax.broadcasted_iota(jnp.int32, all_own.shape, 2)
+    seen = {
+        kind: (
+            visible_context(batch, places, depths, window),
+            all_own if window is None else jnp.where(own_depth > depths[:, :, None] - window, all_own, -1),
+        )
+        for kind, window in decoder.windows.items()
+    }
 
     def see(index: int) -> See:
+        visible, own = seen[decoder.layer_kinds[index]]
+
         def attended(q: Array, k: Array, v: Array) -> Array:
             q, k, v = (x.reshape(rows, tokens + samples, *x.shape[1:]) for x in (q, k, v))
             gathered = jnp.where(own >= 0, own + tokens, 0).reshape(rows, -1)
@@ -190,7 +200,7 @@ def parallel_states(
                 k_own,
                 v_own,
                 own >= 0,
-                scale=config.decoder.query_scale,
+                scale=decoder.query_scale,
             )
             return out.reshape(-1, *out.shape[2:])
 

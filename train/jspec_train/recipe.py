@@ -21,6 +21,7 @@ from jspec_train.recipe_parts import (
     Eagle3ObjectivePart,
     EagleDrafterPart,
     EagleObjectivePart,
+    EagleSizes,
     EvaluationPart,
     ObjectivePart,
     OptimizerPart,
@@ -123,6 +124,11 @@ class EagleRecipe(Recipe):
     drafter: EagleDrafterPart = EagleDrafterPart()
     objective: EagleObjectivePart = EagleObjectivePart()
 
+    @model_validator(mode="after")
+    def _check(self) -> "EagleRecipe":
+        _check_layers(self.drafter)
+        return self
+
 
 class Eagle3Recipe(Recipe):
     """An EAGLE-3 run."""
@@ -166,7 +172,7 @@ RECIPES: Mapping[str, type[Recipe]] = {
 }
 
 
-def _check_layers(drafter: BlockDrafterPart) -> None:
+def _check_layers(drafter: BlockDrafterPart | EagleSizes) -> None:
     if (drafter.layer_kinds is not None and "window" in drafter.layer_kinds) and drafter.window is None:
         raise ValueError("drafter.window: expected a size for the window layers, got None; set it")
     if drafter.layer_kinds is not None and len(drafter.layer_kinds) != drafter.num_layers:
@@ -176,6 +182,7 @@ def _check_layers(drafter: BlockDrafterPart) -> None:
 
 
 def _check_eagle3(drafter: Eagle3DrafterPart) -> None:
+    _check_layers(drafter)
     if drafter.feature_norms and drafter.norm_before_fc:
         raise ValueError("drafter.norm_before_fc: expected false with feature_norms, got true; choose one")
 

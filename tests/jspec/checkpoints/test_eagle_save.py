@@ -43,6 +43,11 @@ KINDS = {
     "eagle3, two layers": ("sglang", REDUCED | dict(num_layers=2, own_embedding=True)),
     "eagle3 raw": ("specforge", REDUCED | dict(head_reads_norm=False)),
     "narrow": ("sglang", REDUCED | dict(own_embedding=True, hidden_size=4, num_heads=2, num_kv_heads=1)),
+    "eagle3, window layers": (
+        "sglang",
+        REDUCED | dict(num_layers=2, layer_kinds=("window", "full"), window=5, query_key_norm=False),
+    ),
+    "eagle3, all windows": ("sglang", REDUCED | dict(window=5)),
     "deepspec": (
         "deepspec",
         dict(
@@ -52,6 +57,8 @@ KINDS = {
             query_key_norm=True,
             wide_layers="all",
             num_layers=2,
+            layer_kinds=("full", "window"),
+            window=7,
             target_layer_ids=[-1, 1, 2, 9],
         ),
     ),
@@ -143,7 +150,11 @@ def test_params_of_another_config_are_refused(tmp_path):
     ids=str,
 )
 def test_rope_rules_read_back(tmp_path, rope):
-    config, params = made(dict(kind="eagle"))
+    config, params = made(dict(kind="eagle", num_layers=2, layer_kinds=("full", "window"), window=3))
     config = dataclasses.replace(config, decoder=dataclasses.replace(config.decoder, full_rope=rope))
+    save_eagle(tmp_path / "two bases", config, params)  # the window layers turn as the target's did
+    assert load_eagle(tmp_path / "two bases", jnp.float32).drafter.config == config
+    decoder = dataclasses.replace(config.decoder, window_rope=rope)
+    config = dataclasses.replace(config, decoder=decoder)
     save_eagle(tmp_path / "out", config, params)
     assert load_eagle(tmp_path / "out", jnp.float32).drafter.config == config

@@ -182,6 +182,8 @@ def eagle_method(
         "num_heads": part.num_heads,
         "num_kv_heads": part.num_kv_heads,
         "head_size": part.head_size,
+        "window": part.window,
+        "layer_kinds": part.layer_kinds,
     }
     if isinstance(recipe, EagleRecipe):
         config = eagle_config_for(target, kind="eagle", fc_bias=recipe.drafter.fc_bias, **sizes)
