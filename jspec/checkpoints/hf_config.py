@@ -23,7 +23,6 @@ from jspec.checkpoints.hf_rope import rope_from_hf
 from jspec.targets.config import DecoderConfig, LayerKind, layer_kinds
 from jspec.targets.rope import Rope
 
-
 _ROPE_KINDS = frozenset({"full_attention", "sliding_attention"})
 
 

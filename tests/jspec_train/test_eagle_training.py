@@ -17,7 +17,6 @@ from jspec.objectives.batch import on_devices
 from jspec.objectives.eagle_pass import first_pass
 from jspec.targets.decoder import decoder_leaves
 from jspec.text.tokenizer import load_tokenizer
-from jspec_train.check.subject import open_subject
 from jspec_train.commands.export import export_command
 from jspec_train.evaluate import Pair, teacher_forced
 from jspec_train.plan import plan_table
@@ -85,13 +84,22 @@ def test_a_run_ends_with_a_drafter_that_decodes(recipe, target, data, tmp_path, 
     ]
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_an_exported_drafter_has_the_trained_logits(recipe, tmp_path, target, data, method):
-    run = open_run(recipe(method))
+@pytest.mark.parametrize(
+    ("method", "drafter", "layouts"),
+    [
+        ("eagle", {}, ["eagle"]),
+        (
+            "eagle3",
+            {"num_layers": 2, "window": 4, "layer_kinds": ["full", "window"]},
+            ["sglang", "specforge", "speculators"],
+        ),
+        ("eagle3", {"query_key_norm": True, "vocabulary": None}, ["deepspec", "speculators"]),
+    ],
+    ids=["eagle", "eagle3", "deepspec"],
+)
+def test_an_exported_drafter_has_the_trained_logits(recipe, tmp_path, target, data, method, drafter, layouts):
+    run = open_run(recipe(method, drafter=drafter))
     outcome = train_run(run)
-    export_command(tmp_path / "run", tmp_path / "out", dtype="float32")
-    loaded = load_eagle(tmp_path / "out", jnp.float32, num_target_layers=3)
-    assert loaded.drafter.config == run.method.config
     batch = on_devices(next(run.batches(run.source, epochs=1)))
     features = jax.jit(run.trainer.capture)(run.target, batch).features[
         :, :, : run.method.config.features_size
@@ -103,8 +111,12 @@ def test_an_exported_drafter_has_the_trained_logits(recipe, tmp_path, target, da
         states = first_pass(net, run.target.embed, batch, features).states
         return net.logits(states.reshape(-1, states.shape[2]), run.target.logits)
 
-    trained = run.trainer.params(outcome.state, run.frozen)
-    np.testing.assert_array_equal(logits(trained), logits(loaded.params))
+    trained = logits(run.trainer.params(outcome.state, run.frozen))
+    for layout in layouts:
+        export_command(tmp_path / "run", tmp_path / layout, layout=layout, dtype="float32")
+        loaded = load_eagle(tmp_path / layout, jnp.float32)
+        assert loaded.drafter.config == run.method.config
+        np.testing.assert_array_equal(trained, logits(loaded.params))
     pair = Pair(
         target=load_target(target, dtype="float32"),
         tokenizer=load_tokenizer(target),
@@ -112,10 +124,6 @@ def test_an_exported_drafter_has_the_trained_logits(recipe, tmp_path, target, da
         dtype=jnp.dtype("float32"),
     )
     assert np.isfinite(teacher_forced(pair, open_samples(data / "validation"))["loss"])
-    with pytest.raises(
-        ValueError, match=r"drafter: expected a DFlash or DFlash 2 drafter, got .*jspec evaluate"
-    ):
-        open_subject(str(target), str(tmp_path / "out"), None, "float32")
 
 
 def test_an_interrupted_eagle3_run_goes_on_bit_equal(recipe, data):
@@ -222,6 +230,16 @@ def test_warm_start_takes_weights_and_vocabulary(recipe, tmp_path):
         ("eagle3", {"drafter": {"target_layer_ids": None}}, "target_layer_ids: expected three layers"),
         ("eagle3", {"drafter": {"target_layer_ids": [0, 1, 3]}}, "layer 3 does not exist"),
         ("eagle3", {"drafter": {"vocabulary": 62}}, "vocabulary"),
+        (
+            "eagle3",
+            {"drafter": {"head_reads_norm": False, "feeds_back_norm": True}},
+            "config.head_reads_norm: expected a value that layout sglang can say|config.feeds_back_norm: expected",
+        ),
+        (
+            "eagle3",
+            {"drafter": {"layer_kinds": ["window"]}},
+            "drafter.window: expected a size for the window layers, got None",
+        ),
         ("eagle3", {"drafter": {"hidden_size": 8, "own_head": False}}, "drafter.own_head: expected true"),
         ("eagle3", {"drafter": {"feature_norms": True, "norm_before_fc": True}}, "drafter.norm_before_fc"),
         (

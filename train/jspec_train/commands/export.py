@@ -28,7 +28,7 @@ def export_command(
         str | None,
         typer.Option(
             help="Who reads it. DFlash: sglang (also SpecForge) or speculators (also vLLM). EAGLE: eagle, sglang, "
-            "specforge, deepspec or peagle. Left out: what most programs read of such a drafter."
+            "specforge, deepspec, peagle or speculators. Left out: what most programs read of such a drafter."
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
@@ -63,16 +63,13 @@ def export_command(
         )
     else:
         check_layout(layout, EAGLE_LAYOUTS, loaded.drafter.config.identity)
-        if target_name is not None:
-            raise ValueError(
-                f"target_name: expected none for an EAGLE drafter, got {target_name!r}; its layouts do not name one"
-            )
         save_eagle(
             out,
             loaded.drafter.config,
             loaded.params,
             dtype=precision,
             layout=layout,  # type: ignore[arg-type]
+            target_name=target_name,
             files=files,
         )
     Console().print(f"{loaded.drafter.config.identity}, {dtype}, written to {out}")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jspec.checkpoints.eagle import load_eagle
-from jspec.checkpoints.eagle_save import save_eagle
+from jspec.checkpoints.eagle_save import check_savable, save_eagle
 from jspec.checkpoints.target import LoadedTarget
 from jspec.drafters.eagle import eagle
 from jspec.drafters.eagle_from_target import eagle_from_target
@@ -173,7 +173,7 @@ def eagle_method(
       mask_token_id: of P-EAGLE.
 
     Raises:
-      ValueError: layers that the target does not have, or choices that do not go together.
+      ValueError: layers that the target does not have, choices that do not go together, or that no file can state.
     """
     part = recipe.drafter
     sizes: dict[str, Any] = {
@@ -187,6 +187,7 @@ def eagle_method(
     }
     if isinstance(recipe, EagleRecipe):
         config = eagle_config_for(target, kind="eagle", fc_bias=recipe.drafter.fc_bias, **sizes)
+        check_savable(config)
         return EagleMethod(recipe=recipe, config=config)
     part = recipe.drafter
     hidden_size = part.hidden_size or target.hidden_size
@@ -213,4 +214,5 @@ def eagle_method(
         draft_vocab_size=part.vocabulary,
         **sizes,
     )
+    check_savable(config)
     return EagleMethod(recipe=recipe, config=config)
