@@ -25,7 +25,13 @@ class FirstPass:
     v: Float[Array, "layers rows tokens kv_heads head_size"]
 
 
-def first_pass(net: EagleNet, target_embed: Embed, batch: TrainBatch, features: Array) -> FirstPass:
+def first_pass(
+    net: EagleNet,
+    target_embed: Embed,
+    batch: TrainBatch,
+    features: Array,
+    ahead: int | Int[Array, ""] = 0,
+) -> FirstPass:
     """Depth 0: confirmed features, causal within each document.
 
     Args:
@@ -33,12 +39,15 @@ def first_pass(net: EagleNet, target_embed: Embed, batch: TrainBatch, features: 
       target_embed: the target's input embedding.
       batch: tokens and documents; its features are not read.
       features: [rows, tokens, width], those that the drafter reads.
+      ahead: a row sees so many rows more than decoding would show it: what a leak would do.
     """
     rows, tokens = batch.ids.shape
     places = all_places(batch)
     row = rollout_rows(batch, places, 0)
     decoder = net.config.decoder
-    visible = {kind: visible_context(batch, places, 0, window) for kind, window in decoder.windows.items()}
+    visible = {
+        kind: visible_context(batch, places, 0, window, ahead) for kind, window in decoder.windows.items()
+    }
     states, k, v = net.step(
         net.embed(row.ids.reshape(-1), target_embed),
         net.fuse(features.reshape(rows * tokens, -1)),
@@ -56,6 +65,8 @@ def rollouts(
     first: FirstPass,
     places: Int[Array, "rows places"],
     depths: int,
+    path: Int[Array, "rows places later"] | None = None,
+    ahead: int | Int[Array, ""] = 0,
 ) -> Sequence[Float[Array, "rows places hidden"]]:
     """States of rows `places` at depths 0 to depths - 1, each fed its own state of the depth before.
 
@@ -68,6 +79,8 @@ def rollouts(
       first: depth 0.
       places: the rows to roll out.
       depths: how many, depth 0 counted.
+      path: tokens that are read at depths 1, 2, ...; None = the text's, as in training.
+      ahead: see `first_pass`.
     """
     shape = (*places.shape, -1)
     decoder = net.config.decoder
@@ -77,7 +90,8 @@ def rollouts(
     for depth in range(1, depths):
         row = rollout_rows(batch, places, depth)
         visible = {
-            kind: visible_context(batch, places, depth, window) for kind, window in decoder.windows.items()
+            kind: visible_context(batch, places, depth, window, ahead)
+            for kind, window in decoder.windows.items()
         }
 
         def see(index: int, visible: dict[LayerKind, Array] = visible) -> See:
@@ -88,9 +102,10 @@ def rollouts(
             v_own = jnp.stack([v[index] for v in own_v[seen:]], axis=2) if own_v[seen:] else None
             return rollout_see(decoder, first.k[index], first.v[index], visible[kind], k_own, v_own)
 
+        ids = row.ids if path is None else path[:, :, depth - 1]
         flat = states[-1].reshape(-1, states[-1].shape[2])
         new, k, v = net.step(
-            net.embed(row.ids.reshape(-1), target_embed), net.fed_back(flat), row.positions.reshape(-1), see
+            net.embed(ids.reshape(-1), target_embed), net.fed_back(flat), row.positions.reshape(-1), see
         )
         states.append(new.reshape(shape))
         own_k.append(k.reshape(k.shape[0], *places.shape, *k.shape[2:]))

@@ -159,9 +159,21 @@ class PEagleObjective:
 
 
 def parallel_states(
-    net: EagleNet, target: Tables, batch: TrainBatch, sample: DepthSample
+    net: EagleNet,
+    target: Tables,
+    batch: TrainBatch,
+    sample: DepthSample,
+    ahead: int | Int[Array, ""] = 0,
 ) -> Float[Array, "rows places hidden"]:
-    """States of every token at depth 0, then of the sampled rows, all in one pass."""
+    """States of every token at depth 0, then of the sampled rows, all in one pass.
+
+    Args:
+      net: the drafter.
+      target: its embedding.
+      batch: tokens and features, as `PEagleObjective.captured` names them.
+      sample: the rows of depth 1 and deeper.
+      ahead: see `jspec.objectives.eagle_pass.first_pass`.
+    """
     config = net.config
     assert config.mask_token_id is not None and net.mask_hidden is not None
     features, _ = split_features(config, batch)
@@ -179,7 +191,7 @@ def parallel_states(
     own_depth = 1 + jax.lax.broadcasted_iota(jnp.int32, all_own.shape, 2)
     seen = {
         kind: (
-            visible_context(batch, places, depths, window),
+            visible_context(batch, places, depths, window, ahead),
             all_own if window is None else jnp.where(own_depth > depths[:, :, None] - window, all_own, -1),
         )
         for kind, window in decoder.windows.items()

@@ -69,6 +69,7 @@ def visible_context(
     places: Int[Array, "rows places"],
     depth: int | Int[Array, "rows places"] = 0,
     window: int | None = None,
+    ahead: int | Int[Array, ""] = 0,
 ) -> Bool[Array, "rows places tokens"]:
     """Which depth-0 rows a row sees: those up to its own, of its document. Padding sees padding.
 
@@ -77,10 +78,11 @@ def visible_context(
       places: t, in any order.
       depth: d, one for all or each its own; only read if there is a window.
       window: positions that the row sees, its own counted; None = all.
+      ahead: rows behind its own that it is shown as well, as decoding never does.
     """
     same = taken(batch.segments, places)[:, :, None] == batch.segments[:, None, :]
     index = all_places(batch)[:, None, :]
-    visible = same & (index <= places[:, :, None])
+    visible = same & (index <= (places + ahead)[:, :, None])
     return visible if window is None else visible & (index > (places + (depth - window))[:, :, None])
 
 

@@ -83,7 +83,7 @@ def test_a_run_ends_with_a_drafter_that_decodes(recipe, target, data, tmp_path, 
         dtype=jnp.dtype("float32"),
     )
     assert np.isfinite(teacher_forced(pair, open_samples(data / "validation"))["loss"])
-    with pytest.raises(ValueError, match=r"drafter: expected a DFlash or DFlash 2 drafter, got the D"):
+    with pytest.raises(ValueError, match=r"drafter: expected an EAGLE or DFlash drafter, got the D"):
         open_subject(str(target), str(tmp_path / "out"), None, "float32")
 
 
