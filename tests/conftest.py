@@ -30,6 +30,7 @@ EXTENDED_MODULES = {
     "test_rollouts",
     "test_sequential_objectives",
     "test_check_eagle",
+    "test_eagle_mesh",
     "test_eagle_training",
     "test_sequential_training",
 }
