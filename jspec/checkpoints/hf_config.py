@@ -55,7 +55,7 @@ def config_from_hf(values: Mapping[str, Any], *, llama_windows: bool = False) ->
     if model_type == "gemma3":
         values = _text_part(values)
     if model_type == "llama" and llama_windows:
-        values = {"layer_types": None, "sliding_window": None} | values
+        values = {"layer_types": None, "sliding_window": None, **values}
     return _read(MODEL_TYPES[model_type], values, llama_windows)
 
 

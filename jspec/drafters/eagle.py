@@ -21,10 +21,11 @@ from jspec.net import Params
 from jspec.round import Proposal
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of, slots_of
+from jspec.targets.config import LayerKind
 from jspec.targets.layers import paged_layers, project_float32
 from jspec.targets.view import TargetView
 from pallas_kernels.attention.pages import Pages, allocate, commit_rows
-from pallas_kernels.attention.sight import causal_sight
+from pallas_kernels.attention.sight import Sight, causal_sight
 from pallas_kernels.pytree import pytree
 
 DRAFT_LENGTH = 5  # of a chain where nobody says; SGLang's number of steps for Llama
@@ -115,7 +116,7 @@ class Eagle:
         pairs = committed_pairs(committed, lanes, text)
         page_table = target.cache.groups[0].page_table[rows_of(lanes)]
         decoder = self.config.decoder
-        sights = {
+        sights: dict[LayerKind, Sight] = {
             kind: causal_sight(
                 pairs.offsets,
                 page_table,

@@ -15,11 +15,12 @@ from jspec.drafters.tree_shape import TreeShape
 from jspec.round import Proposal
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of
+from jspec.targets.config import LayerKind
 from jspec.targets.layers import paged_layers
 from jspec.targets.view import TargetView
 from jspec.vocabulary import argmax
 from pallas_kernels.attention.pages import Pages
-from pallas_kernels.attention.sight import causal_sight
+from pallas_kernels.attention.sight import Sight, causal_sight
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class Growth:
         net, decoder = self.net, self.net.config.decoder
 
         def extend(rollout: Rollout, frontier: Frontier) -> tuple[Rollout, Ranked]:
-            sights = {
+            sights: dict[LayerKind, Sight] = {
                 kind: frontier_sight(frontier, self._page_table, self.context_lengths, window=window)
                 for kind, window in decoder.windows.items()
             }
@@ -113,7 +114,7 @@ class Growth:
         within = jax.lax.broadcasted_iota(jnp.int32, (num_lanes, depths), 1)
         positions = (self.context_lengths[:, None] + within).reshape(-1)
         decoder = net.config.decoder
-        sights = {
+        sights: dict[LayerKind, Sight] = {
             kind: causal_sight(
                 depths * jnp.arange(num_lanes + 1, dtype=jnp.int32),
                 self._page_table,

@@ -89,7 +89,7 @@ def rollouts(
     own_v: list[Array] = []
     for depth in range(1, depths):
         row = rollout_rows(batch, places, depth)
-        visible = {
+        visible: dict[LayerKind, Array] = {
             kind: visible_context(batch, places, depth, window, ahead)
             for kind, window in decoder.windows.items()
         }

@@ -26,9 +26,14 @@ def target(tmp_path_factory):
 @pytest.mark.parametrize(
     ("changes", "arrays", "options", "message"),
     [
-        ({}, {}, ["--tree", "3x2x13"], "draft_length: expected at most 12 (width 3, depth 2, beam 3), got 13"),
+        (
+            {},
+            {},
+            ["--tree", "3x2x13"],
+            "draft_length: expected at most 12 (width 3, depth 2, beam 3), got 13",
+        ),
         ({}, {}, ["--tree", "11x1x11"], "tree: expected at most 10 candidates of a node"),
-        ({}, {}, ["--tree", "3x2"], 'tree: expected "WIDTHxDEPTHxTOKENS", got \'3x2\''),
+        ({}, {}, ["--tree", "3x2"], "tree: expected \"WIDTHxDEPTHxTOKENS\", got '3x2'"),
         ({}, {"d2t": None}, [], "expected tensor 'd2t' for 10 of 24 ids, got none"),
         (
             {},
@@ -65,7 +70,17 @@ def test_bad_input_is_one_line_with_the_numbers(
     drafter = write(tmp_path / "drafter", config(**changes), held)
     with pytest.raises(SystemExit) as left:
         main(
-            ["generate", "w1", "-m", str(target), "--drafter", str(drafter), "--compilation-cache", "", *options]
+            [
+                "generate",
+                "w1",
+                "-m",
+                str(target),
+                "--drafter",
+                str(drafter),
+                "--compilation-cache",
+                "",
+                *options,
+            ]
         )
     assert left.value.code
     said = " ".join(capsys.readouterr().err.split())

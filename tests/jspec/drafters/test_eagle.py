@@ -242,3 +242,16 @@ def test_every_layer_turns_by_its_kinds_rope(rope):
         plain = pairs[:1] / factor  # at position 0 only the factor counts
         np.testing.assert_allclose(pairs, factor * plain * turn[:, None], atol=1e-5)
         assert np.abs(np.diff(pairs, axis=0)).max() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+@pytest.mark.parametrize(
+    "options", [dict(draft_length=1), dict(tree=dynamic_tree(width=2, depth=1, draft_length=1))]
+)
+def test_the_smallest_drafts_need_no_pass(kind, options):
+    made = Engine(eagle(KINDS[kind][0], **options), weights(KINDS[kind][0]))
+    made.admit(0, 1)
+    made.commit([0], [1])
+    proposal = made.draft(0)
+    assert proposal.lengths.tolist() == [1, 0, 0]
+    assert int(proposal.tokens[0, 0]) == int(np.argmax(made.rollout(0, [])))

@@ -11,6 +11,9 @@ How much better is a fault, measured on tiny drafters (accuracy as the files say
 | sound, hardly trained        | .24 -> .24   | -> .19    | -> .26         | -> .26         | -> .24      |
 | trained on labels +1         | .00 -> .13   | -> .98    | -> .00         | -> .00         | -> .05      |
 | trained with the leak        | .89 -> .65   | -> .01    | -> .07         | -> .99         | -> .76      |
+| EAGLE-3, sound               | .97 -> .86   | -> < .61  | -> .61         | -> .95         | -> .94      |
+| EAGLE-3, labels +1           | .03 -> .08   | -> .96    | -> < .96       | -> .00         | -> .05      |
+| EAGLE-3, file says theta 10  | .30 -> .25   | -> < .21  | -> .21         | -> .31         | -> .97      |
 
 Hence a change has to win 0.02, and 0.05 where it shows the drafter a feature more, which may help a sound
 one as well; and it has to win half of what the best change wins, since for a drafter that predicts
