@@ -80,8 +80,8 @@ def test_a_row_sees_its_document_up_to_itself_and_its_own_depths(options):
         {},
         {"feeds_back_norm": True, "feature_norms": True},
         {"num_layers": 2, "norm_before_residual": True},
-        # A window as long as the document's pairs and depths together would change nothing.
-        {"num_layers": 2, "layer_kinds": ("window", "full"), "window": 3},
+        # At depth 3 its own depth 1 is out of sight as well as the context.
+        {"num_layers": 2, "layer_kinds": ("window", "full"), "window": 2},
         {"window": 1},
     ],
 )
