@@ -15,7 +15,8 @@ import optax
 from conformance.dflash_cases import Weights
 from safetensors.numpy import load_file
 
-from jspec.checkpoints.dflash import LoadedDrafter, dflash_from_tensors
+from jspec.checkpoints.dflash import dflash_from_tensors
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.drafters.dflash import dflash_net
 from jspec.drafters.dflash_net import draft_logits
 from jspec.objectives.batch import TrainBatch

@@ -56,7 +56,7 @@ from conformance.target_cases import run_target_case
 from conformance.tree_cases import run_grammar_tree, run_greedy_trees, run_tree_build, run_tree_sampling
 from conformance.verify_cases import run_chain_rejection, run_greedy_chain, run_target_probs
 
-from jspec.checkpoints.dflash import ARCHITECTURE, ARCHITECTURE_2
+from jspec.checkpoints.dflash_config import ARCHITECTURE, ARCHITECTURE_2
 from jspec.checkpoints.dflash_config import DEEPSPEC as DEEPSPEC_DSPARK
 from jspec.checkpoints.eagle_config import DEEPSPEC, EAGLE, EAGLE3, PEAGLE, architecture_of
 from jspec.checkpoints.sequential_config import DOMINO, DSPARK

@@ -20,7 +20,7 @@ from conformance.block_training_cases import (
 )
 from safetensors.numpy import load_file
 
-from jspec.checkpoints.dflash import LoadedDrafter
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.drafters.dflash import dflash_net
 from jspec.drafters.sequential import Walk, best_choice, correction, teacher_forced, walk
 from jspec.objectives.blocks import Blocks

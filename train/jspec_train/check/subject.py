@@ -3,14 +3,16 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import cast
 
 import jax.numpy as jnp
 
-from jspec.checkpoints.dflash import LoadedDrafter, load_dflash
+from jspec.checkpoints.drafter import load_drafter
 from jspec.checkpoints.eagle_config import architecture_of
 from jspec.checkpoints.hf_target import read_json
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.checkpoints.target import LoadedTarget, load_target
-from jspec.drafters.dflash import dflash_net
+from jspec.drafters.dflash import DFlash, dflash_net
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.features import CONTRACT_FILE, FeatureContract, layer_outputs
 from jspec.loading import find, resolve
@@ -28,7 +30,7 @@ class Subject:
     loaded: LoadedTarget
     tokenizer: Tokenizer
     folder: Path  # of the drafter
-    drafter: LoadedDrafter | None  # float32; None: see `refusal`
+    drafter: LoadedDrafter[DFlash] | None  # float32; None: see `refusal`
     refusal: str  # why the drafter did not load
     source: SampleSource | None
 
@@ -95,7 +97,7 @@ def open_subject(target: str, drafter: str, data: str | Path | None, dtype: str)
     loaded = load_target(path, dtype=dtype)
     opened, refusal = None, ""
     try:
-        opened = load_dflash(folder, jnp.float32)
+        opened = cast(LoadedDrafter[DFlash], load_drafter(folder, jnp.float32, tokenizer=tokenizer.identity))
     except (ValueError, OSError) as problem:
         refusal = " ".join(str(problem).split())
     if opened is not None and opened.drafter.config.method not in ("DFlash", "DFlash 2"):

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from jspec.bench.table import as_json, measurement_table, round_table
-from jspec.checkpoints.draft_vocabulary import read_draft_vocabulary
 from jspec.checkpoints.drafter import load_drafter
 from jspec.checkpoints.target import load_target
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype
@@ -50,14 +49,15 @@ def evaluate_command(
         path = resolve(target)
         chosen = jnp.dtype(dtype)
         loaded, tokenizer = load_target(path, dtype=chosen), load_tokenizer(path)
-        vocabulary = read_draft_vocabulary(drafter)
-        if vocabulary is not None:
-            vocabulary.check_tokenizer(tokenizer.identity)
         pair = Pair(
             target=loaded,
             tokenizer=tokenizer,
             drafter=load_drafter(
-                drafter, chosen, draft_length=draft_length, num_target_layers=loaded.target.num_layers
+                drafter,
+                chosen,
+                draft_length=draft_length,
+                num_target_layers=loaded.target.num_layers,
+                tokenizer=tokenizer.identity,
             ),
             dtype=chosen,
         )
