@@ -209,7 +209,8 @@ def run_peagle_training(folder: Path) -> None:
     @jax.jit
     def parallel(params: Any) -> Any:
         net = eagle_net(config, params)
-        states = parallel_states(net, start.tables, start.batch, sample)[0]
+        read = start.batch.features[:, :, : config.features_size]
+        states = parallel_states(net, start.tables, start.batch, read, sample)[0]
         return states, net.logits(states, start.tables.logits)
 
     states, logits = (np.asarray(array)[order] for array in parallel(start.loaded.params))

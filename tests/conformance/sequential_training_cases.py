@@ -17,12 +17,14 @@ from conformance.block_training_cases import (
     recorded_blocks,
     recorded_start,
     terms_and_grads,
+    with_features,
 )
 from safetensors.numpy import load_file
 
 from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.drafters.dflash import dflash_net
 from jspec.drafters.sequential import Walk, best_choice, correction, teacher_forced, walk
+from jspec.objectives.batch import split_features
 from jspec.objectives.blocks import Blocks
 from jspec.objectives.domino import DominoObjective
 from jspec.objectives.draft_rows import DraftRows, draft_rows, training_embed
@@ -48,8 +50,8 @@ def run_dspark_training(folder: Path) -> None:
     check_masks(config, batch, blocks, outputs)
     given = {name: next(meta[key] for key in keys if key in meta) for name, keys in WEIGHTS.items()}
     objective = DSparkObjective(config=config, gamma=meta["loss_decay_gamma"], chunk_blocks=5, **given)
-    own, states = objective._split(batch)
-    rows = draft_rows(config, loaded.params, tables, own, blocks, recompute=False)
+    read, states = split_features(batch, objective.captured, config.target_hidden_size)
+    rows = draft_rows(config, loaded.params, tables, with_features(batch, read), blocks, recompute=False)
     _check_rows(rows, blocks, outputs)
     mask = np.cumprod(np.asarray(rows.mask), axis=1) > 0
     np.testing.assert_array_equal(mask, _flat(outputs["eval_mask"]))
