@@ -235,7 +235,16 @@ def test_warm_start_takes_weights_and_vocabulary(recipe, tmp_path):
         ),
         ("eagle", {"objective": {"depths": 4}}, "objective.depths: expected one of chunk, .* unknown key"),
         ("eagle3", {"objective": {"noise": "none"}}, "objective.noise: expected one of .* unknown key"),
-        ("eagle3", {"objective": {"depths": 40}}, "objective.depths: expected at most 2., the longest"),
+        (
+            "eagle3",
+            {"objective": {"depths": 24}},
+            r"objective.depths: expected at most 23, .* the longest sample \(24\), got 24",
+        ),
+        (
+            "peagle",
+            {"objective": {"depths": 22}},
+            "objective.depths: expected at most 20, the longest stretch",
+        ),
         ("eagle3", {"drafter": {"target_layer_ids": None}}, "target_layer_ids: expected three layers"),
         ("eagle3", {"drafter": {"target_layer_ids": [0, 1, 3]}}, "layer 3 does not exist"),
         ("eagle3", {"drafter": {"vocabulary": 62}}, "vocabulary"),
@@ -252,6 +261,11 @@ def test_warm_start_takes_weights_and_vocabulary(recipe, tmp_path):
 def test_what_cannot_be_meant_is_refused_before_the_start(recipe, method, changes, message):
     with pytest.raises(ValueError, match=message):
         open_run(recipe(method, **changes))
+
+
+def test_eagle3_is_rolled_out_of_the_prompt_where_answers_are_short(recipe):
+    run = open_run(recipe("eagle3", objective={"depths": 22, "chunk": 8}))  # 20 tokens are supervised at most
+    assert run.trainer.objective.depths == 22
 
 
 def test_an_unknown_method_is_named():
