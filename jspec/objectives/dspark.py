@@ -43,6 +43,7 @@ from jspec.objectives.weights import dpace_weights
 
 DSparkLoss = Literal["dspark", "dpard"]
 BINS = 10  # of the confidence, in the metrics
+BINNED = ("binned_confidence", "binned_acceptance")  # metrics by bin, not by draft token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,7 +180,7 @@ class DSparkObjective(BlockObjective):
                     name: (sums[name], sums["rows"])
                     for name in ("confidence_error", "confidence_bias", "survival_bias")
                 },
-                **{name: (sums[name], sums["bins"]) for name in ("binned_confidence", "binned_acceptance")},
+                **{name: (sums[name], sums["bins"]) for name in BINNED},
             }
         return Terms(
             numerator=numerator,
@@ -220,7 +221,5 @@ def calibration_error(terms: Terms) -> Float[Array, ""]:
     Args:
       terms: of a drafter with a confidence head, added up over as many batches as wanted.
     """
-    (confidence, counts), (acceptance, _) = (
-        terms.metrics[name] for name in ("binned_confidence", "binned_acceptance")
-    )
+    (confidence, counts), (acceptance, _) = (terms.metrics[name] for name in BINNED)
     return jnp.sum(jnp.abs(confidence - acceptance)) / jnp.sum(counts)

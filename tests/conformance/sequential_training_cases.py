@@ -1,5 +1,6 @@
 """Golden cases of training DSpark and Domino: labels, teacher, heads, losses, metrics, walks and gradients."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,18 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conformance.block_training_cases import (
-    RecordedTables,
+from conformance.block_records import (
     check_anchors,
     check_grads,
     check_masks,
-    meta_of,
-    near,
     recorded_blocks,
     recorded_start,
     terms_and_grads,
-    with_features,
 )
+from conformance.training_records import RecordedTables, meta_of, near
 from safetensors.numpy import load_file
 
 from jspec.checkpoints.loaded_drafter import LoadedDrafter
@@ -51,7 +49,8 @@ def run_dspark_training(folder: Path) -> None:
     given = {name: next(meta[key] for key in keys if key in meta) for name, keys in WEIGHTS.items()}
     objective = DSparkObjective(config=config, gamma=meta["loss_decay_gamma"], chunk_blocks=5, **given)
     read, states = split_features(batch, objective.captured, config.target_hidden_size)
-    rows = draft_rows(config, loaded.params, tables, with_features(batch, read), blocks, recompute=False)
+    own = dataclasses.replace(batch, features=read)
+    rows = draft_rows(config, loaded.params, tables, own, blocks, recompute=False)
     _check_rows(rows, blocks, outputs)
     mask = np.cumprod(np.asarray(rows.mask), axis=1) > 0
     np.testing.assert_array_equal(mask, _flat(outputs["eval_mask"]))
