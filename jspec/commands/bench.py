@@ -120,12 +120,14 @@ def bench(
     for name in chosen:
         best = max((m for m in measurements if m.task == name), key=lambda m: m.ratio)
         console.print(f"{name}: fastest {best.variant} ({best.ratio:.2f}x of plain)")
-    for m in measurements if schedule is not None else ():
-        proposed, verified, budget = m.counters.proposed, m.counters.verified, m.counters.budget
-        console.print(
-            f"{m.task}, {m.variant}: {m.counters.rounds} rounds verified {verified} of {proposed} draft tokens, "
-            f"with room for {budget:.0f}"
-        )
+    for m in measurements:
+        rounds, proposed, verified = m.counters.rounds, m.counters.proposed, m.counters.verified
+        if proposed:
+            room = f", with room for {m.counters.budget:.0f}" if m.counters.budget else ""
+            console.print(
+                f"{m.task}, {m.variant}: {rounds} rounds verified {verified} of {proposed} draft tokens, "
+                f"{verified / rounds:.1f} each{room}"
+            )
     for m in measurements:
         if m.looping:
             console.print(f"{m.task}: prompts {list(m.looping)} left out, their text is stuck in a loop")
