@@ -1,5 +1,6 @@
 """Whole runs of EAGLE, EAGLE-3 and P-EAGLE on a tiny target."""
 
+import dataclasses
 import json
 
 import jax
@@ -10,13 +11,16 @@ from training_runs import MASK, Figures, leaves_of, write_data
 
 import jspec
 from jspec.checkpoints.draft_vocabulary import VOCABULARY_FILE, read_draft_vocabulary
+from jspec.checkpoints.drafter import load_drafter
 from jspec.checkpoints.eagle import load_eagle
 from jspec.checkpoints.target import load_target
 from jspec.drafters.eagle_net import eagle_net
+from jspec.loading import with_drafter
 from jspec.objectives.batch import on_devices
 from jspec.objectives.eagle_pass import first_pass
 from jspec.targets.decoder import decoder_leaves
 from jspec.text.tokenizer import load_tokenizer
+from jspec_train.commands.evaluate import evaluate_command
 from jspec_train.commands.export import export_command
 from jspec_train.evaluate import Pair, teacher_forced
 from jspec_train.plan import plan_table
@@ -186,19 +190,32 @@ def test_the_vocabulary_is_kept_and_other_data_are_refused(recipe, target, data,
         open_run(recipe("eagle3", drafter={"vocabulary": 25}))
 
 
-def test_ids_of_another_vocabulary_beside_the_weights_are_refused(recipe, tmp_path):
-    train_run(open_run(recipe("eagle3")))
-    path = tmp_path / "run" / "best" / VOCABULARY_FILE
+def test_ids_of_another_vocabulary_beside_the_weights_are_refused(recipe, target, data, tmp_path):
+    train_run(open_run(recipe("eagle3", "first")))
+    path = tmp_path / "first" / "best" / VOCABULARY_FILE
     values = json.loads(path.read_text())
     missing = next(i for i in range(61) if i not in values["ids"])
     path.write_text(json.dumps(values | {"ids": sorted([missing, *values["ids"][1:]])}))
     with pytest.raises(
         ValueError, match=r"expected draft id \d+ at column \d+, as draft_vocabulary.json says"
     ):
-        load_eagle(tmp_path / "run" / "best", jnp.float32)
+        load_eagle(path.parent, jnp.float32)
+    other = dataclasses.replace(read_draft_vocabulary(tmp_path / "first"), tokenizer="another")
+    path.write_text(other.json())
+    plain = jspec.load(str(target), drafter="plain", max_slots=1)
+    for loading in (
+        lambda: jspec.load(str(target), drafter=str(path.parent)),
+        lambda: with_drafter(plain, path.parent),
+        lambda: evaluate_command(path.parent, data / "validation", str(target), compilation_cache=""),
+    ):
+        with pytest.raises(
+            ValueError, match=r"draft_vocabulary.json: expected the tokenizer another, .* got"
+        ):
+            loading()
+    assert load_drafter(path.parent, jnp.float32).params  # nobody says with which target
     path.write_text(json.dumps(values | {"data": "another"}))
     with pytest.raises(ValueError, match=r"draft_vocabulary.json: expected the key .* of its own contents"):
-        load_eagle(tmp_path / "run" / "best", jnp.float32)
+        load_eagle(path.parent, jnp.float32)
 
 
 def test_warm_start_takes_weights_and_vocabulary(recipe, tmp_path):
@@ -226,7 +243,16 @@ def test_warm_start_takes_weights_and_vocabulary(recipe, tmp_path):
         ),
         ("eagle", {"objective": {"depths": 4}}, "objective.depths: expected one of chunk, .* unknown key"),
         ("eagle3", {"objective": {"noise": "none"}}, "objective.noise: expected one of .* unknown key"),
-        ("eagle3", {"objective": {"depths": 40}}, "objective.depths: expected at most 2., the longest"),
+        (
+            "eagle3",
+            {"objective": {"depths": 24}},
+            r"objective.depths: expected at most 23, .* the longest sample \(24\), got 24",
+        ),
+        (
+            "peagle",
+            {"objective": {"depths": 22}},
+            "objective.depths: expected at most 20, the longest stretch",
+        ),
         ("eagle3", {"drafter": {"target_layer_ids": None}}, "target_layer_ids: expected three layers"),
         ("eagle3", {"drafter": {"target_layer_ids": [0, 1, 3]}}, "layer 3 does not exist"),
         ("eagle3", {"drafter": {"vocabulary": 62}}, "vocabulary"),
@@ -253,6 +279,11 @@ def test_warm_start_takes_weights_and_vocabulary(recipe, tmp_path):
 def test_what_cannot_be_meant_is_refused_before_the_start(recipe, method, changes, message):
     with pytest.raises(ValueError, match=message):
         open_run(recipe(method, **changes))
+
+
+def test_eagle3_is_rolled_out_of_the_prompt_where_answers_are_short(recipe):
+    run = open_run(recipe("eagle3", objective={"depths": 22, "chunk": 8}))  # 20 tokens are supervised at most
+    assert run.trainer.objective.depths == 22
 
 
 def test_an_unknown_method_is_named():

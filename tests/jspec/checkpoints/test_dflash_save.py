@@ -11,8 +11,9 @@ import pytest
 from dflash_files import HIDDEN, VOCABULARY, config, config2, tensors, tensors2, write
 from safetensors.numpy import load_file, save_file
 
-from jspec.checkpoints.dflash import LoadedDrafter, load_dflash
+from jspec.checkpoints.dflash import load_dflash
 from jspec.checkpoints.dflash_save import save_dflash
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.drafters.dflash import dflash_leaves
 from jspec.drafters.dflash2 import dflash2
 from jspec.targets.rope import Divisors, Linear, Llama3, Rope, Yarn

@@ -211,9 +211,6 @@ def _states(
         return jnp.stack(rollouts(net, tables.embed, batch, first, places, drafts, path, ahead), axis=2)
     rows, anchors = places.shape
     later, tokens = drafts - 1, batch.ids.shape[1]
-    # What the loss reads besides has no influence on states.
-    blank = jnp.zeros((rows, tokens, net.config.target_hidden_size), batch.features.dtype)
-    batch = dataclasses.replace(batch, features=jnp.concatenate([batch.features, blank], axis=2))
     index = np.arange(anchors * later).reshape(anchors, later)
     own = np.where(np.tri(later, dtype=bool)[None], index[:, None, :], -1).reshape(anchors * later, later)
     sample = DepthSample(
@@ -221,7 +218,7 @@ def _states(
         depths=jnp.broadcast_to(jnp.tile(jnp.arange(1, drafts), anchors), (rows, anchors * later)),
         own=jnp.broadcast_to(jnp.asarray(own, jnp.int32), (rows, *own.shape)),
     )
-    states = parallel_states(net, tables, batch, sample, ahead)
+    states = parallel_states(net, tables, batch, batch.features, sample, ahead)
     first = jnp.take_along_axis(states, places[:, :, None], axis=1)[:, :, None]
     return jnp.concatenate([first, states[:, tokens:].reshape(rows, anchors, later, -1)], axis=2)
 

@@ -87,7 +87,12 @@ def open_subject(target: str, drafter: str, data: str | Path | None, dtype: str)
     loaded = load_target(path, dtype=dtype)
     opened, refusal = None, ""
     try:
-        opened = load_drafter(folder, jnp.float32, num_target_layers=loaded.target.num_layers)
+        opened = load_drafter(
+            folder,
+            jnp.float32,
+            num_target_layers=loaded.target.num_layers,
+            tokenizer=tokenizer.identity,
+        )
     except (ValueError, OSError) as problem:
         refusal = " ".join(str(problem).split())
     if opened is not None and opened.drafter.config.method in ("DSpark", "Domino"):

@@ -13,6 +13,7 @@ from jspec.checkpoints.dflash_save import save_dflash
 from jspec.checkpoints.drafter import load_drafter
 from jspec.checkpoints.eagle_save import Layout as EagleLayout
 from jspec.checkpoints.eagle_save import save_eagle
+from jspec.checkpoints.safetensors_files import INDEX
 from jspec.drafters.dflash import DFlash
 
 DFLASH_LAYOUTS: tuple[str, ...] = get_args(DFlashLayout)
@@ -46,9 +47,7 @@ def export_command(
             "`jspec train` writes RUN/best at its end"
         )
     loaded = load_drafter(folder, jnp.float32)
-    files = {
-        path.name: path.read_text("utf-8") for path in folder.glob("*.json") if path.name != "config.json"
-    }
+    files = texts_beside(folder)
     precision = jnp.dtype(dtype)
     if isinstance(loaded.drafter, DFlash):
         check_layout(layout, DFLASH_LAYOUTS, loaded.drafter.config.identity)
@@ -73,6 +72,12 @@ def export_command(
             files=files,
         )
     Console().print(f"{loaded.drafter.config.identity}, {dtype}, written to {out}")
+
+
+def texts_beside(folder: Path) -> dict[str, str]:
+    """The JSON files of a drafter's folder that say nothing about how its weights are laid out, by name."""
+    layout = ("config.json", INDEX)
+    return {path.name: path.read_text("utf-8") for path in folder.glob("*.json") if path.name not in layout}
 
 
 def check_layout(layout: str | None, known: Sequence[str], identity: str) -> None:

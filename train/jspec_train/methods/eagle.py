@@ -103,14 +103,27 @@ class EagleMethod:
         )
 
     def check_samples(self, source: SampleSource) -> None:
-        """The mask token, if there is one, is in no text, and some answer is as long as a rollout."""
+        """P-EAGLE's mask token is in no text, and every depth finds something to learn.
+
+        P-EAGLE's deeper rows follow supervised ones, so that an answer needs a token for each depth. EAGLE-3 is
+        rolled out of the prompt as well: there, the text has to be long enough.
+        """
         longest = look_at(source, self.config.mask_token_id)
-        objective = self.objective(1)
-        depths = 1 if isinstance(objective, EagleObjective) else objective.depths
-        if longest < depths:
+        if isinstance(self.recipe, EagleRecipe):
+            return
+        if isinstance(self.recipe, Eagle3Recipe):
+            most = source.counts.longest - 1
+            told = f"one less than the tokens of the longest sample ({source.counts.longest})"
+        else:
+            most = longest
+            told = (
+                f"the longest stretch of supervised tokens in the first {min(len(source), LOOKED_AT)} samples"
+            )
+        depths = self.recipe.objective.depths
+        if depths > most:
             raise ValueError(
-                f"objective.depths: expected at most {longest}, the longest stretch of supervised tokens in the first "
-                f"{min(len(source), LOOKED_AT)} samples, got {depths}; the last depths would never be trained: lower it"
+                f"objective.depths: expected at most {most}, {told}, got {depths}; the last depths would never be "
+                "trained: lower it"
             )
 
     def fresh(
