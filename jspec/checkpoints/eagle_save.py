@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jspec.checkpoints.dflash_save import ACTIVATIONS, rope_values, write_drafter
+from jspec.checkpoints.dflash_save import ACTIVATIONS, write_drafter
 from jspec.checkpoints.eagle import check_vocabulary, eagle_config
 from jspec.checkpoints.eagle_config import DEEPSPEC, EAGLE, EAGLE3, PEAGLE, read_eagle_config
 from jspec.checkpoints.eagle_speculators import speculators_values
 from jspec.checkpoints.eagle_tensors import eagle_origin
 from jspec.checkpoints.eagle_vocabulary import differences_of_ids, mask_of_ids
+from jspec.checkpoints.hf_rope import rope_keys
 from jspec.drafters.eagle import DRAFT_LENGTH
 from jspec.drafters.eagle_net import EagleConfig, eagle_leaves
 from jspec.net import Params
@@ -248,8 +249,6 @@ def _only_layer(config: EagleConfig, layout: Layout) -> bool:
 
 
 def _layer_values(decoder: DecoderConfig) -> dict[str, Any]:
-    rope = rope_values(decoder.full_rope)
-    scaling = None if rope["rope_type"] == "default" else rope
     windows: dict[str, Any] = {}
     if "window" in decoder.layer_kinds:
         kinds = {"full": "full_attention", "window": "sliding_attention"}
@@ -259,9 +258,6 @@ def _layer_values(decoder: DecoderConfig) -> dict[str, Any]:
         }
         if decoder.architecture != "llama":
             windows |= {"use_sliding_window": True, "max_window_layers": decoder.num_layers}
-        if decoder.rope("window") != decoder.full_rope:
-            other = rope_values(decoder.rope("window"))
-            rope, scaling = {"full_attention": rope, "sliding_attention": other}, None
     values: dict[str, Any] = {
         "attention_bias": decoder.output_bias,
         "attention_dropout": 0.0,
@@ -276,10 +272,7 @@ def _layer_values(decoder: DecoderConfig) -> dict[str, Any]:
         "num_hidden_layers": decoder.num_layers,
         "num_key_value_heads": decoder.num_kv_heads,
         "rms_norm_eps": decoder.norm_eps,
-        # The new form and the old one: each is read by somebody who does not know the other.
-        "rope_parameters": rope,
-        "rope_scaling": scaling,
-        "rope_theta": decoder.full_rope.theta,
+        **rope_keys(decoder),
         "tie_word_embeddings": False,
         "use_cache": True,
         "vocab_size": decoder.vocab_size,
