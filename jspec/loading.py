@@ -42,6 +42,7 @@ def load(
     schedule: str | Path | RoundCosts | None = None,
     calibration: str | Path | Calibration | None = None,
     max_log_probs: int = 20,
+    prefix_cache: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     compilation_cache: str | Path | None = None,
     seed: int = 0,
@@ -65,6 +66,8 @@ def load(
         None = every draft token is.
       calibration: file of `jspec calibrate` for that confidence; None = it is taken as it is.
       max_log_probs: most alternatives a request may ask for.
+      prefix_cache: whether requests share the pages of texts that begin alike, which are then not executed
+        again. None = yes, but for targets with window layers: True lets these keep the whole context.
       mesh: devices to shard over; None = the default device.
       compilation_cache: folder to keep compiled programs in between runs; None = as JAX is configured.
       seed: for requests that set none.
@@ -115,6 +118,7 @@ def load(
         cache_dtype=DTYPES[dtype],
         costs=plan.costs,
         typical=plan.typical,
+        prefix_cache=prefix_cache,
         seed=seed,
     )
 
@@ -163,6 +167,7 @@ def with_drafter(
         max_stop_ids=engine.max_stop_ids,
         costs=plan.costs,
         typical=plan.typical,
+        prefix_cache=engine.prefix_cache,
     )
 
 

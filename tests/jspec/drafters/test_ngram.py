@@ -122,6 +122,7 @@ class Engine:
             positions=jnp.zeros((1,), jnp.int32),
             path=jnp.full((len(lanes), 1), -1, jnp.int32),
             context_lengths=jnp.asarray(context_lengths, jnp.int32),
+            is_first=jnp.asarray(context_lengths, jnp.int32) == 0,
         )
         self.state, ready = self.drafter.absorb(
             (), self.view, self.state, jnp.asarray(lanes), self.text, committed

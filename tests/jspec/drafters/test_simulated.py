@@ -32,6 +32,7 @@ def absorb(drafter, view, state, lanes, lengths, context_lengths) -> tuple[Simul
         positions=jnp.zeros((1,), jnp.int32),
         path=jnp.full((len(lanes), 1), -1, jnp.int32),
         context_lengths=jnp.asarray(context_lengths, jnp.int32),
+        is_first=jnp.asarray(context_lengths, jnp.int32) == 0,
     )
     state, ready = drafter.absorb((), view, state, jnp.asarray(lanes), text(*lengths), committed)
     return state, ready.tolist()

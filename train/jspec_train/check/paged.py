@@ -80,6 +80,7 @@ def _one_text(
         positions=index,
         path=index[None],
         context_lengths=jnp.zeros((1,), jnp.int32),
+        is_first=jnp.ones((1,), bool),
     )
     state = drafter.init(params, view, count)
     state, _ = drafter.absorb(params, view, state, jnp.zeros((1,), jnp.int32), text, committed)
