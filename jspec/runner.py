@@ -113,6 +113,11 @@ class Runner:
         if self.prefixes.unpublished(request.lease, request.committed, request.known):
             self.prefixes.publish(request.lease, request.committed, request.text)
 
+    def distrust(self, request: Request) -> None:
+        """Keeps later requests from what a broken one computed, and from all that begins as its text does."""
+        assert request.lease is not None
+        self.prefixes.forget(request.lease)
+
     def leave(self, request: Request) -> None:
         """Frees what a request held. The device row may still be live: end it there, too."""
         self._release(request)

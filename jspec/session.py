@@ -199,7 +199,9 @@ class Session:
         pieces, budget = [], bucket.nodes - len(active) if bucket.budget else 0
         for lane, request in enumerate(active):
             piece = self._take(request, lane, report, budget / len(active))
-            if report.finish[lane] != Finish.BROKEN:
+            if report.finish[lane] == Finish.BROKEN:
+                self._runner.distrust(request)
+            else:
                 self._runner.publish(request)
             if request.finish_reason is not None:
                 self._runner.leave(request)

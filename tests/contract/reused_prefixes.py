@@ -136,12 +136,10 @@ def held(engine: Engine, slot: int) -> dict[str, np.ndarray]:
 
 def tree_pages(engine: Engine) -> list[int]:
     """Pages of the prefix cache in group 0."""
-    pages, waiting = [], [engine._prefixes._root]
-    while waiting:
-        node = waiting.pop()
-        waiting.extend(node.children.values())
-        pages.extend(node.pages[:1])
-    return pages
+    found = [engine._prefixes._root]
+    for shared in found:
+        found.extend(shared.children.values())
+    return [shared.pages[0] for shared in found[1:]]
 
 
 def spoil(engine: Engine, keep: list[int]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from jspec.cache import GroupLayout
 from jspec.pages import PagePool
-from jspec.prefix_cache import Lease, Node, PrefixCache
+from jspec.prefix_cache import Lease, PrefixCache, SharedPage
 
 FULL = GroupLayout(num_layers=1, num_kv_heads=1, head_size=4)
 WINDOW = GroupLayout(num_layers=1, num_kv_heads=1, head_size=4, window=6)
@@ -35,32 +35,30 @@ def run(prefixes: PrefixCache, text: list[int], *, limit: int | None = None) -> 
     return lease
 
 
-def nodes(prefixes: PrefixCache) -> list[Node]:
-    found, waiting = [], [prefixes._root]
-    while waiting:
-        node = waiting.pop()
-        waiting.extend(node.children.values())
-        found.append(node)
+def shared(prefixes: PrefixCache) -> list[SharedPage]:
+    found = [prefixes._root]
+    for page in found:
+        found.extend(page.children.values())
     return found[1:]
 
 
 def check(prefixes: PrefixCache, leases: list[Lease]) -> None:
     """Every page is at one place, and every count is right."""
-    tree = nodes(prefixes)
+    tree = shared(prefixes)
     for group in range(len(prefixes.pool.num_pages)):
         own = [p for lease in leases for p in _own(lease, group)]
-        everywhere = [*prefixes.pool._free[group], *(node.pages[group] for node in tree), *own]
+        everywhere = [*prefixes.pool._free[group], *(page.pages[group] for page in tree), *own]
         assert sorted(everywhere) == list(range(prefixes.pool.num_pages[group]))
-    held: dict[Node, int] = {}
+    held: dict[SharedPage, int] = {}
     for lease in leases:
-        node, depth = lease.node, 0
-        while node.parent is not None:
-            held[node] = held.get(node, 0) + 1
-            node, depth = node.parent, depth + 1
+        page, depth = lease.last, 0
+        while page.parent is not None:
+            held[page] = held.get(page, 0) + 1
+            page, depth = page.parent, depth + 1
         assert depth == lease.depth
-    for node in tree:
-        assert node.num_leases == held.get(node, 0)
-        assert (node in prefixes._idle) == (node.num_leases == 0)
+    for page in tree:
+        assert page.num_leases == held.get(page, 0)
+        assert (page in prefixes._idle) == (page.num_leases == 0)
 
 
 def _own(lease: Lease, group: int) -> list[int]:
@@ -73,8 +71,8 @@ def test_a_repeated_text_shares_every_page_that_ends_before_its_last_token(lengt
     first = run(prefixes, text)
     again = prefixes.reserve(text, length)
     assert again.start == (length - 1) // PAGE * PAGE
-    shared = again.start // PAGE
-    assert again.reservation.pages[0][:shared] == first.reservation.pages[0][:shared]
+    pages = again.start // PAGE
+    assert again.reservation.pages[0][:pages] == first.reservation.pages[0][:pages]
     assert len(again.reservation.pages[0]) == -(-length // PAGE)
 
 
@@ -100,7 +98,7 @@ def test_what_is_not_committed_is_not_published():
     prefixes, text = cache(), list(range(12))
     lease = prefixes.reserve(text, 30)
     prefixes.publish(lease, 7, text)
-    assert (lease.depth, prefixes.num_nodes) == (1, 1)
+    assert (lease.depth, prefixes.num_shared) == (1, 1)
 
 
 def test_no_page_of_the_tree_is_written_by_the_request_that_took_it():
@@ -108,7 +106,7 @@ def test_no_page_of_the_tree_is_written_by_the_request_that_took_it():
     run(prefixes, list(range(9)))
     lease = prefixes.reserve(list(range(9)), 20)
     written = lease.reservation.pages[0][lease.start // PAGE :]
-    assert not {node.pages[0] for node in nodes(prefixes)} & set(written)
+    assert not {page.pages[0] for page in shared(prefixes)} & set(written)
 
 
 def test_the_same_page_by_two_requests_stays_with_both_and_what_follows_is_found():
@@ -117,7 +115,7 @@ def test_the_same_page_by_two_requests_stays_with_both_and_what_follows_is_found
     prefixes.publish(first, 8, text[:9])
     prefixes.publish(second, 13, text)  # pages 0 and 1 are there, 2 is new
     check(prefixes, [first, second])
-    assert prefixes.num_nodes == 3 and len(_own(second, 0)) == 4
+    assert prefixes.num_shared == 3 and len(_own(second, 0)) == 4
     for lease in (first, second):
         prefixes.release(lease)
     check(prefixes, [])
@@ -131,10 +129,10 @@ def test_the_least_recently_used_end_is_evicted_first():
     run(prefixes, old)
     run(prefixes, new)  # shares page 0
     run(prefixes, old)
-    assert prefixes.num_nodes == 3
+    assert prefixes.num_shared == 3
     lease = prefixes.reserve([7] * 3, 4 * PAGE)  # 3 free pages, and one more
     check(prefixes, [lease])
-    assert prefixes.num_nodes == 2
+    assert prefixes.num_shared == 2
     prefixes.release(lease)
     assert prefixes.reserve(old, 9).start == 2 * PAGE
 
@@ -145,10 +143,10 @@ def test_held_pages_are_not_evicted_and_a_refusal_changes_nothing():
     run(prefixes, text)
     lease = prefixes.reserve(text, 12)  # 2 pages of the tree, 1 of its own
     assert prefixes.free_pages == (1,)
-    before = nodes(prefixes)
+    before = shared(prefixes)
     assert prefixes.reserve([5] * 3, 2 * PAGE) is None
     check(prefixes, [lease])
-    assert nodes(prefixes) == before
+    assert shared(prefixes) == before
     assert not prefixes.has_room([5] * 3, 2 * PAGE)
     assert prefixes.has_room([5] * 3, 2 * PAGE, [lease])
     # Of a text that shares them, the same pages are no room.
@@ -163,9 +161,25 @@ def test_forgotten_pages_are_freed_when_nobody_holds_them():
     prefixes.clear()
     assert prefixes.reserve(text, 9).start == 0
     prefixes.publish(lease, 12, list(range(13)))
-    assert prefixes.num_nodes == 0
+    assert prefixes.num_shared == 0
     prefixes.release(lease)
     assert prefixes.free_pages == (12 - 3,)
+
+
+def test_what_a_broken_request_shares_with_others_is_forgotten():
+    prefixes, text, other = cache(), list(range(9)), [9] * 9
+    for one in (text, other):
+        run(prefixes, one)
+    broken, beside = prefixes.reserve(text, 9), prefixes.reserve([*text[:5], 9], 9)
+    prefixes.forget(broken)
+    assert prefixes.reserve(text, 9).start == 0
+    prefixes.publish(beside, 8, [*text[:5], *[9] * 4])
+    prefixes.forget(beside)  # it, too, broke: nothing is left to forget
+    assert prefixes.num_shared == 2  # of the other text
+    prefixes.release(broken)
+    prefixes.release(beside)
+    assert prefixes.free_pages == (12 - 3,)
+    assert prefixes.reserve(other, 9).start == 8
 
 
 def test_all_groups_share_and_evict_together():
@@ -185,7 +199,7 @@ def test_rings_are_never_shared():
         PrefixCache(pool, enabled=True)
     prefixes, text = PrefixCache(pool, enabled=False), list(range(9))
     run(prefixes, text)
-    assert (prefixes.reserve(text, 9).start, prefixes.num_nodes) == (0, 0)
+    assert (prefixes.reserve(text, 9).start, prefixes.num_shared) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(3))
