@@ -38,6 +38,7 @@ def load(
     max_slots: int = 8,
     max_context: int | None = None,
     cache_tokens: int | None = None,
+    page_size: int = 128,
     block_verification: bool = False,
     schedule: str | Path | RoundCosts | None = None,
     calibration: str | Path | Calibration | None = None,
@@ -61,6 +62,7 @@ def load(
       max_slots: requests that run together.
       max_context: tokens of prompt and answer per request; None = the model's limit, 4096 at most.
       cache_tokens: tokens that the cache holds over all requests; None = max_slots x max_context.
+      page_size: tokens per page of the cache: texts share whole pages.
       block_verification: verify sampled requests without a seed by whole blocks (arXiv 2403.10444).
       schedule: cost table of `jspec profile`, by which the drafter's confidence decides how much is verified;
         None = every draft token is.
@@ -115,6 +117,7 @@ def load(
         max_slots=max_slots,
         max_context=limit,
         cache_tokens=cache_tokens,
+        page_size=page_size,
         cache_dtype=DTYPES[dtype],
         costs=plan.costs,
         typical=plan.typical,

@@ -1,6 +1,6 @@
 """Requests that come and go: added at any time, moved on by one round at a time."""
 
-import heapq
+import bisect
 from collections.abc import Callable, Sequence
 
 from jspec.buckets import Bucket, Ladder
@@ -43,9 +43,7 @@ class Session:
         """See `jspec.engine.Engine.session`."""
         self._runner, self._intake, self._ladder, self._scheduler = runner, intake, ladder, scheduler
         self._timings, self._observer = timings, observer
-        self._waiting: list[
-            tuple[tuple[int, int], Request]
-        ] = []  # a heap: the first to be admitted is in front
+        self._waiting: list[Request] = []  # in the order in which they will be admitted
         self._running: dict[int, Request] = {}  # by slot
         self._requests: list[Request] = []
 
@@ -74,7 +72,7 @@ class Session:
         self._requests.extend(requests)
         for request in requests:
             request.priority = priority
-            heapq.heappush(self._waiting, (_rank(request), request))
+            bisect.insort(self._waiting, request, key=_rank)
         return [request.index for request in requests]
 
     @property
@@ -112,7 +110,7 @@ class Session:
             return []
         self._admit()
         if not self._running:
-            first, prefixes = self._waiting[0][1], self._runner.prefixes
+            first, prefixes = self._waiting[0], self._runner.prefixes
             raise RuntimeError(
                 f"prompts[{first.index}]: expected a free slot and cache for {first.limit} tokens, got "
                 f"{len(self._runner.free_slots)} slots and {prefixes.free_pages[0] * prefixes.pool.page_size} "
@@ -142,11 +140,11 @@ class Session:
         prefix cache what they have in common.
         """
         while self._waiting:
-            request, prefilling = self._waiting[0][1], self._prefilling()
+            request, prefilling = self._waiting[0], self._prefilling()
             if prefilling is not None and prefilling.priority >= request.priority:
                 return
             if self._runner.admit(request):
-                heapq.heappop(self._waiting)
+                del self._waiting[0]
                 self._running[request.slot] = request
                 continue
             victims = self._victims(request)
@@ -188,7 +186,7 @@ class Session:
         self._runner.leave(request)
         request.committed = request.ready = 0
         request.preemptions += 1
-        heapq.heappush(self._waiting, (_rank(request), request))
+        bisect.insort(self._waiting, request, key=_rank)
 
     def _round(self, bucket: Bucket, active: list[Request], lanes: Lanes | None = None) -> list[Piece]:
         round_, report = self._runner.round(bucket, active, self._timings)

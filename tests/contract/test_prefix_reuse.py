@@ -4,6 +4,9 @@ import random
 
 import numpy as np
 import pytest
+from contract.engines import TABLE
+from contract.engines import engine as engine_of_table
+from contract.engines import shared as table_engine
 from contract.reused_prefixes import (
     NAMES,
     PAGE,
@@ -15,13 +18,15 @@ from contract.reused_prefixes import (
     spoil,
     tree_pages,
 )
+from contract.test_use import StopsAt
 
 from jspec.settings import Settings
 
 PROMPT = (0, 1, 2, 1, 0, 2, 2, 1, 0, 1, 2, 0, 1)
-GREEDY = Settings(max_tokens=9)
-SEEDED = Settings(max_tokens=9, temperature=1.0, seed=1)
-PENALISED = Settings(max_tokens=9, repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.3)
+# What the first turn's last round leaves in the slot then looks like a round before the second turn's first.
+GREEDY = Settings(max_tokens=8)
+SEEDED = Settings(max_tokens=8, temperature=1.0, seed=1)
+PENALISED = Settings(max_tokens=8, repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.3)
 
 
 def engine(drafter: str):
@@ -51,7 +56,7 @@ def test_second_turn_reuses_the_first_and_equals_a_run_without(drafter, settings
     turn = (*text, 3, 0, 1)
     spoil(used, keep=tree_pages(used))  # what is not shared may hold anything
     second = used.generate([turn], settings)[0]
-    # The last token was never committed, and the page before it needs it as its next one.
+    assert (len(text) - 1) % PAGE == 0  # all of the text but the last token, which was never committed
     assert second.counters.reused == whole_pages(len(text) - 1)
     assert second.token_ids == alone(turn, settings)
     with_reuse = held(used, 0)
@@ -136,10 +141,9 @@ def test_preempted_request_goes_on_as_if_nothing_had_been(drafter, settings):
     assert set(used.programs.traces.values()) == {1}
 
 
-@pytest.mark.parametrize("drafter", ["plain", "ngram"])
-def test_windows_keep_the_whole_context_if_the_prefix_cache_is_asked_for(drafter):
-    assert not shared(drafter, WINDOWED).prefix_cache
-    used = shared(drafter, WINDOWED, prefix_cache=True)
+def test_windows_keep_the_whole_context_if_the_prefix_cache_is_asked_for():
+    assert not shared("plain", WINDOWED).prefix_cache
+    used = shared("plain", WINDOWED, prefix_cache=True)
     assert used.prefix_cache
     for reused in (0, 12):
         result = used.generate([PROMPT], GREEDY)[0]
@@ -217,3 +221,46 @@ def test_soak_with_evictions_preemptions_and_callers_who_leave(drafter):
     assert len(pages) == len(set(pages)) and not set(pages) & set(used._pool._free[0])
     assert len(pages) + len(used._pool._free[0]) == used._pool.num_pages[0]
     assert set(used.programs.traces.values()) == {1}
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_nothing_past_a_stop_string_is_shared(count):
+    used = table_engine("oracle")
+    used.forget_prefixes()
+    prompt = [1] * 3
+    with used.session() as session:
+        session.add([prompt], Settings(max_tokens=20))
+        session._requests[0].output = StopsAt(count)
+        while session.busy:
+            session.step()
+        text = (*prompt, *session.result(0).token_ids)
+    assert len(text) == 3 + count
+    spelled = []
+    shared_page = used._prefixes._root
+    while shared_page.children:
+        (shared_page,) = shared_page.children.values()
+        spelled.extend(shared_page.key[:-1])
+    assert tuple(spelled) == text[: whole_pages(len(text) - 1)]
+    assert shared_page.parent is None or shared_page.key[-1] == text[len(spelled)]
+
+
+def test_what_a_broken_request_computed_is_not_shared():
+    broken = TABLE.copy()
+    broken[7] = np.nan
+    used = engine_of_table("plain", broken)
+    result = used.generate([[1] * 12 + [7]], Settings(max_tokens=3))[0]
+    assert result.finish_reason.startswith("error")
+    assert used._prefixes.num_shared == 0
+    assert used.free_pages == used._pool.num_pages
+
+
+def test_preempted_request_without_a_seed_draws_with_new_coins():
+    uniform = np.zeros_like(TABLE)
+    used = engine_of_table("plain", uniform, prefix_cache=False)  # every prompt round begins at length 0
+    with used.session() as session:
+        session.add([[1]], Settings(max_tokens=12, temperature=1.0))
+        while session.busy:
+            session.step()
+            if session.num_running:
+                session.preempt(0)
+        assert len(set(session.result(0).token_ids)) > 3
