@@ -282,6 +282,8 @@ class Engine:
         for length in prompt_lengths:
             for remaining in range(length, 0, -(self.ladder.chunks[-1] + 1)):
                 buckets.add(self.ladder.prefill(remaining))
+            if self.prefix_cache:  # any part of a prompt may be left to execute
+                buckets.update(self.ladder.prefill(min(chunk + 1, length)) for chunk in self.ladder.chunks)
         for count in range(1, lanes + 1):
             if self.costs is not None:
                 buckets.update(self.ladder.scheduled(count))
