@@ -27,7 +27,8 @@ def bench(
     model: Model = None,
     drafter: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
     draft_length: Annotated[
-        int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")
+        list[int] | None,
+        typer.Option(help="Draft tokens per round; default the drafter's own. May be given several times."),
     ] = None,
     tree: Annotated[
         list[str] | None,
@@ -88,14 +89,16 @@ def bench(
         )
         engines = {"plain": plain}
         for name in drafter or ["ngram"]:
-            engines[name] = with_drafter(plain, name, draft_length=draft_length)
+            for length in draft_length or (None,):
+                variant = f"{name} {length}" if draft_length and len(draft_length) > 1 else name
+                engines[variant] = with_drafter(plain, name, draft_length=length)
+                if schedule is not None:
+                    engines[f"{variant} scheduled"] = with_drafter(
+                        plain, name, draft_length=length, schedule=schedule, calibration=calibration
+                    )
             if name not in NAMES:
                 for shape in tree or ():
                     engines[f"{name} {shape}"] = with_drafter(plain, name, tree=parse_tree(shape))
-            if schedule is not None:
-                engines[f"{name} scheduled"] = with_drafter(
-                    plain, name, draft_length=draft_length, schedule=schedule, calibration=calibration
-                )
         measurements = measure(engines, chats, settings, repeats=repeats, progress=status.update)
         measured = []
         if costs:
@@ -109,6 +112,9 @@ def bench(
             measured = round_costs(engine_for, prompt, (1, 2, 3, 5, 7))
     console.print(measurement_table(measurements))
     console.print(round_table(measurements))
+    for name in chosen:
+        best = max((m for m in measurements if m.task == name), key=lambda m: m.ratio)
+        console.print(f"{name}: fastest {best.variant} ({best.ratio:.2f}x of plain)")
     for m in measurements if schedule is not None else ():
         proposed, verified, budget = m.counters.proposed, m.counters.verified, m.counters.budget
         console.print(

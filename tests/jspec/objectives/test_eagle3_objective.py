@@ -129,6 +129,7 @@ def largest_temporary(tokens, depths):
     return jax.jit(jax.grad(loss)).lower(trained).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.optimized
 def test_memory_grows_with_the_text_and_not_with_the_depths_squared():
     few, many = largest_temporary(256, 1), largest_temporary(256, 4)
     scores = 4 * 256 * 256 * 4  # of one depth, float32
