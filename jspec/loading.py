@@ -94,6 +94,7 @@ def load(
         mesh,
         tree=tree,
         num_target_layers=loaded.target.num_layers,
+        tokenizer=tokenizer.identity,
     )
     plan = resolve_schedule(
         schedule,
@@ -147,6 +148,7 @@ def with_drafter(
         mesh,
         tree=tree,
         num_target_layers=engine.method.target.num_layers,
+        tokenizer=None if engine.tokenizer is None else engine.tokenizer.identity,
     )
     plan = resolve_schedule(
         schedule,
@@ -258,8 +260,19 @@ def resolve_drafter(
     *,
     tree: TreeShape | None = None,
     num_target_layers: int | None = None,
+    tokenizer: str | None = None,
 ) -> tuple[Drafter, Any]:
     """A drafter and its parameters for a name, a checkpoint folder or a drafter.
+
+    Args:
+      drafter: see `load`.
+      params: see `drafter_params` of `load`.
+      draft_length: see `load`.
+      dtype: of the weights.
+      mesh: splits them as the target's; None = the default device.
+      tree: see `load`.
+      num_target_layers: of the target; None = not known.
+      tokenizer: identity of the target's; None = not known.
 
     Raises:
       ValueError, FileNotFoundError: nothing of that name, or an argument that it has no use for.
@@ -299,6 +312,7 @@ def resolve_drafter(
             tree=tree,
             mesh=mesh,
             num_target_layers=num_target_layers,
+            tokenizer=tokenizer,
         )
         return loaded.drafter, loaded.params
     if not isinstance(drafter, Drafter):

@@ -29,6 +29,8 @@ EXTENDED_MODULES = {
     "test_live_chunks",
     "test_rollouts",
     "test_sequential_objectives",
+    "test_check_eagle",
+    "test_eagle_mesh",
     "test_eagle_training",
     "test_sequential_training",
 }

@@ -34,9 +34,9 @@ def measurement_table(measurements: Sequence[Measurement]) -> Table:
 
 
 def round_table(measurements: Sequence[Measurement]) -> Table:
-    """One row per task and variant: where a round's time goes, draft tokens verified in it, and which are accepted."""
+    """One row per task and variant: where a round's time goes, and which draft tokens are accepted."""
     table = Table(**NARROW, title="time of a round by part; accepted draft tokens of rounds that drafted")
-    numbers = ("draft", "target", "rest", "Python", "verified")
+    numbers = ("draft", "target", "rest", "Python")
     for heading in ("task", "variant", *numbers, "by position, %"):
         table.add_column(heading, justify="right" if heading in numbers else "left")
     for m in measurements:
@@ -45,7 +45,6 @@ def round_table(measurements: Sequence[Measurement]) -> Table:
             _variant(m),
             *(f"{m.shares[part]:.0%}" for part in ("draft", "target", "rest")),
             f"{m.host_share:.1%}",
-            f"{m.counters.verified / max(m.counters.rounds, 1):.1f}",
             " ".join(f"{p * 100:.0f}" for p in m.counters.acceptance_by_position()) or "-",
         )
     return table
