@@ -18,6 +18,7 @@ class Request:
     limit: int  # text length at which it ends
     output: Output
     slot: int = -1
+    started: float | None = None  # time.perf_counter() when it got its slot
     reservation: Reservation | None = None
     committed: int = 0  # tokens in the cache, the prompt's included
     ready: int = 0  # draft tokens that the drafter has at most for the next round

@@ -1,6 +1,7 @@
 """Requests that come and go: added at any time, moved on by one round at a time."""
 
 import collections
+import time
 from collections.abc import Callable, Sequence
 
 from jspec.buckets import Bucket, Ladder
@@ -45,7 +46,8 @@ class Session:
         self._timings, self._observer = timings, observer
         self._waiting: collections.deque[Request] = collections.deque()
         self._running: dict[int, Request] = {}  # by slot
-        self._requests: list[Request] = []
+        self._requests: dict[int, Request] = {}  # by number, until they are forgotten
+        self._next_index = 0
 
     def add(
         self, prompts: Prompt | Sequence[Prompt], settings: Settings | Sequence[Settings] | None = None
@@ -58,10 +60,44 @@ class Session:
         Raises:
           ValueError: a prompt or a setting is unusable; none of them was added then.
         """
-        requests = self._intake.requests(prompts, settings, first=len(self._requests))
-        self._requests.extend(requests)
-        self._waiting.extend(requests)
+        return self.enqueue(self._intake.requests(prompts, settings))
+
+    def enqueue(self, requests: Sequence[Request]) -> list[int]:
+        """Puts requests that `Engine.prepare` made at the end of the queue.
+
+        Returns:
+          Their numbers, as `add` does.
+        """
+        for request in requests:
+            request.index = self._next_index
+            self._next_index += 1
+            self._requests[request.index] = request
+            self._waiting.append(request)
         return [request.index for request in requests]
+
+    def cancel(self, index: int) -> None:
+        """Ends the request of that number, if it has not ended, and frees its slot; it gives no more pieces."""
+        request = self._requests[index]
+        if request.finish_reason is not None:
+            return
+        request.finish_reason = "cancelled"
+        if self._running.get(request.slot) is request:
+            self._runner.leave(request)
+            del self._running[request.slot]
+        else:
+            self._waiting.remove(request)
+
+    def forget(self, index: int) -> None:
+        """Drops a request that has ended, so that a session without end does not grow.
+
+        Raises:
+          ValueError: it still waits or runs.
+        """
+        if self._requests[index].finish_reason is None:
+            raise ValueError(
+                f"index: expected a request that has ended, got {index}, which has not; cancel it first"
+            )
+        del self._requests[index]
 
     @property
     def busy(self) -> bool:
@@ -78,8 +114,13 @@ class Session:
         """Requests that have a slot."""
         return len(self._running)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no slot yet."""
+        return len(self._waiting)
+
     def result(self, index: int) -> Result:
-        """The finished request of that number."""
+        """The request of that number, which has ended."""
         scheduled = self._scheduler is not None
         simulated = self._runner.method.drafter.simulated
         return self._requests[index].result(simulated=simulated, scheduled=scheduled)
@@ -98,6 +139,7 @@ class Session:
             return []
         while self._waiting and self._runner.admit(self._waiting[0]):
             request = self._waiting.popleft()
+            request.started = time.perf_counter()
             self._running[request.slot] = request
         if not self._running:
             first, pool = self._waiting[0], self._runner.pool
@@ -182,8 +224,10 @@ class Session:
             )
         request.token_ids.extend(ids)
         request.ready = self._ready(request, int(report.ready[lane]))
+        log_probs = None
         if request.settings.log_probs is not None:
-            request.log_probs.extend(self._log_probs(request, lane, report, ids))
+            log_probs = tuple(self._log_probs(request, lane, report, ids))
+            request.log_probs.extend(log_probs)
         if not ids and request.finish_reason is None:
             return None
         return Piece(
@@ -191,6 +235,8 @@ class Session:
             text=text,
             token_ids=tuple(ids),
             drafted=tuple(drafted),
+            verified=None if was_prefilling else int(report.verified[lane]),
+            log_probs=log_probs,
             finish_reason=request.finish_reason,
         )
 

@@ -1,0 +1,155 @@
+"""/v1/chat/completions: messages in, a message out."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from jspec_serve.api.answer import Answer
+from jspec_serve.api.fields import GenerationRequest, Strict, refused
+from jspec_serve.api.messages import Message, template_messages
+from jspec_serve.api.speculation_details import spec_details, token_details
+from jspec_serve.calls import Update
+from jspec_serve.problem import Problem
+from jspec_serve.service import Prepared, Service
+
+RESERVED_VARIABLES = {"messages", "tools"}  # of chat templates
+
+
+class ResponseFormat(Strict):
+    """Only free text so far."""
+
+    type: str
+
+
+class ChatRequest(GenerationRequest):
+    """Body of /v1/chat/completions."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        "audio": "models here write text",
+        "modalities": "models here write text",
+        "prediction": "drafts come from the server's drafter",
+        "functions": "it is deprecated; use tools",
+        "function_call": "it is deprecated; use tool_choice",
+        "store": "nothing is stored here",
+        "metadata": "nothing is stored here",
+        "service_tier": "there is one tier",
+        "reasoning_effort": "pass what the chat template reads in chat_template_kwargs",
+        "verbosity": "no model here reads it",
+        "web_search_options": "there is no web search here",
+        "prompt_cache_key": "prefixes are found by their tokens",
+        "safety_identifier": "nothing is moderated here",
+    }
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    # Not OpenAI's.
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def tokens_asked(self) -> tuple[str, int | None]:
+        """The newer name wins over the deprecated one; both are refused in `prepare_chat`."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return super().tokens_asked
+
+
+def prepare_chat(service: Service, body: ChatRequest) -> Prepared:
+    """Checks a request and puts its messages through the chat template; see `Service.prepare`."""
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise Problem(
+            400,
+            "max_tokens: expected nothing beside max_completion_tokens, which means the same, got both; drop one",
+            param="max_tokens",
+        )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise Problem(
+            400,
+            'top_logprobs: expected nothing without "logprobs": true, got some; set logprobs too',
+            param="top_logprobs",
+        )
+    if body.response_format is not None and body.response_format.type != "text":
+        raise Problem(
+            400,
+            f'response_format.type: expected "text", got {body.response_format.type!r:.60}; structured output is not '
+            "served yet",
+            param="response_format.type",
+            code="unsupported_parameter",
+        )
+    if reserved := RESERVED_VARIABLES & set(body.chat_template_kwargs or {}):
+        raise Problem(
+            400,
+            f"chat_template_kwargs: expected no {', '.join(sorted(reserved))} in it, which have fields of their own; "
+            "move them there",
+            param="chat_template_kwargs",
+        )
+    try:
+        ids = service.tokenizer.chat(template_messages(body.messages), **(body.chat_template_kwargs or {}))
+    except ValueError as problem:
+        raise refused(problem, prompt="messages") from problem
+    log_probs = (body.top_logprobs or 0) if body.logprobs else None
+    return service.prepare(body, [ids], prompt="messages", log_probs=log_probs)
+
+
+class ChatAnswer(Answer):
+    """The reply to a `ChatRequest`."""
+
+    prefix = "chatcmpl"
+
+    def __init__(self, service: Service, body: ChatRequest, prepared: Prepared):
+        """See `Answer`."""
+        super().__init__(service, body, prepared)
+        self._choices: list[dict[str, Any]] = [
+            {
+                "index": number,
+                "message": {"role": "assistant", "content": "", "refusal": None},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+            for number in range(len(prepared.requests))
+        ]
+        self._begun: set[int] = set()
+
+    def _add(self, update: Update) -> list[dict[str, Any]]:
+        number, piece = update.choice, update.piece
+        choice = self._choices[number]
+        choice["message"]["content"] += piece.text
+        part = None if piece.log_probs is None else self.service.token_text.chat_log_probs(piece.log_probs)
+        if part is not None:
+            known = choice["logprobs"] = choice["logprobs"] or {"content": [], "refusal": None}
+            known["content"].extend(part["content"])
+        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+        if number not in self._begun:
+            delta = {"role": "assistant", "content": piece.text}
+            self._begun.add(number)
+        chunk: dict[str, Any] = {
+            "index": number,
+            "delta": delta,
+            "logprobs": part,
+            "finish_reason": piece.finish_reason,
+        }
+        if self.body.tells_tokens:
+            chunk["tokens"] = token_details(piece)
+        if update.result is not None:
+            settings = self.prepared.requests[number].settings
+            choice["spec"] = chunk["spec"] = spec_details(self.service.engine, settings, update.result)
+            choice["finish_reason"] = piece.finish_reason
+            self.finish_reasons[number] = str(piece.finish_reason)
+        if not delta and part is None and update.result is None and not self.body.tells_tokens:
+            return []
+        return [self._chunk([chunk], usage=None)]
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: Any) -> dict[str, Any]:
+        chunk = self.header | {"object": "chat.completion.chunk", "choices": choices}
+        return chunk | {"usage": usage} if self.body.tells_usage else chunk
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        """The usage, if it was asked for."""
+        return [self._chunk([], usage=self.usage)] if self.body.tells_usage else []
+
+    def whole(self) -> dict[str, Any]:
+        """See `Answer`."""
+        return self.header | {"object": "chat.completion", "choices": self._choices, "usage": self.usage}
