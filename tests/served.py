@@ -34,14 +34,16 @@ class Brake:
     def __init__(self, engine: Engine):
         self._runner, self._round = engine._runner, engine._runner.round
         self._allowed = threading.Semaphore(0)
-        self.engaged = False
-        self.rounds = 0
+        self.engaged = self.blocked = False
+        self.rounds = 0  # that have run
         self.failure: Exception | None = None
         self._runner.round = self._braked  # type: ignore[method-assign]
 
     def _braked(self, *args, **kwargs):
         if self.engaged:
+            self.blocked = True
             self._allowed.acquire()
+            self.blocked = False
         if self.failure is not None:
             raise self.failure
         self.rounds += 1
@@ -51,7 +53,12 @@ class Brake:
         self.engaged = True
 
     def step(self, count: int = 1) -> None:
-        self._allowed.release(count)
+        """Lets so many rounds run, and waits until they have."""
+        for _ in range(count):
+            until(lambda: self.blocked)
+            self.blocked = False
+            self._allowed.release()
+        until(lambda: self.blocked)
 
     def release(self) -> None:
         self.engaged = False

@@ -215,9 +215,9 @@ def path_of(location: Sequence[str | int], body: Any, *, missing: bool = False) 
     path, value = "", body
     steps = list(location[1:] if location and location[0] == "body" else location)
     for number, step in enumerate(steps):
-        if (isinstance(value, dict) and step in value) or (
-            isinstance(value, list) and isinstance(step, int) and step < len(value)
-        ):
+        if isinstance(value, dict) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):  # noqa: SIM114  types differ
             value = value[step]
         elif not missing or number < len(steps) - 1:
             continue  # a member of a union
