@@ -41,6 +41,10 @@ COMMANDS = {
         "jspec_serve.commands.serve:serve_command",
         "Serve a target and a drafter over HTTP, as OpenAI's API.",
     ),
+    "batch": (
+        "jspec_serve.commands.batch:batch_command",
+        "Answer a file of requests in OpenAI's batch format.",
+    ),
 }
 
 # Ours: that one of them lacks a module is a fault, not something to install.

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import jax
@@ -12,19 +12,18 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
-from jspec_serve.api.answer import Answer
-from jspec_serve.api.chat import ChatAnswer, ChatRequest, prepare_chat
-from jspec_serve.api.completions import CompletionAnswer, CompletionRequest, prepare_completion
+from jspec_serve.api.chat import ChatRequest
+from jspec_serve.api.completions import CompletionRequest
+from jspec_serve.api.endpoints import ENDPOINTS
 from jspec_serve.api.fields import GenerationRequest, Strict, validation_problem
 from jspec_serve.api.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from jspec_serve.gate import Gate, error_response
 from jspec_serve.problem import Problem
-from jspec_serve.service import Prepared, Service
+from jspec_serve.service import Service
 from jspec_serve.streams import AnswerResponse
 
 BODIES: dict[str, type[Strict]] = {
-    "/v1/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
+    **{path: endpoint.body for path, endpoint in ENDPOINTS.items()},
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -81,15 +80,11 @@ def add_error_replies(app: FastAPI) -> None:
 def add_generation(app: FastAPI, service: Service) -> None:
     """The routes that generate."""
 
-    async def answered(
-        request: Request,
-        body: GenerationRequest,
-        prepare: Callable[[Service, Any], Prepared],
-        kind: Callable[[Service, Any, Prepared], Answer],
-    ) -> Response:
+    async def answered(request: Request, body: GenerationRequest) -> Response:
+        endpoint = ENDPOINTS[request.url.path]
         deadline = service.deadline()
-        prepared = await asyncio.to_thread(prepare, service, body)
-        answer = kind(service, body, prepared)
+        prepared = await asyncio.to_thread(endpoint.prepare, service, body)
+        answer = endpoint.answer(service, body, prepared)
         return AnswerResponse(
             service.submit(prepared),
             answer,
@@ -101,12 +96,12 @@ def add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request, body: ChatRequest) -> Response:
         """A message that follows a chat."""
-        return await answered(request, body, prepare_chat, ChatAnswer)
+        return await answered(request, body)
 
     @app.post("/v1/completions")
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """Text that follows a text."""
-        return await answered(request, body, prepare_completion, CompletionAnswer)
+        return await answered(request, body)
 
 
 def add_tokens(app: FastAPI, service: Service) -> None:

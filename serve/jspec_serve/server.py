@@ -1,6 +1,7 @@
 """Runs the application: sockets, TLS, signals, and an end that lets answers finish."""
 
 import dataclasses
+import logging
 import socket
 from types import FrameType
 
@@ -8,6 +9,8 @@ import uvicorn
 
 from jspec_serve.app import create_app
 from jspec_serve.service import Service
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, service: Service, *, listen: Listen, api_key: str | None = None):
         """See `Listen` and `create_app`."""
-        self._service = service
+        self._service, self._url = service, listen.url
         super().__init__(
             uvicorn.Config(
                 create_app(service, api_key=api_key),
@@ -53,6 +56,11 @@ class DrainingServer(uvicorn.Server):
                 lifespan="on",
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to listen, and says so."""
+        await super().startup(sockets)
+        log.info("ready", extra={"fields": {"url": self._url, "model": self._service.name}})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """On SIGTERM and SIGINT."""

@@ -90,9 +90,9 @@ def test_full_queue_is_a_429_with_retry_after(served, braked):
     assert reply.status_code == 429
     assert 1 <= int(reply.headers["retry-after"]) <= 60
     assert reply.json()["error"]["code"] == "queue_full"
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
-        with pytest.raises(openai.RateLimitError):
-            client.completions.create(model=NAME, prompt="two", stream=True)
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0)
+    with client, pytest.raises(openai.RateLimitError):
+        client.completions.create(model=NAME, prompt="two", stream=True)
     braked.release()
     assert {one.result().status_code for one in held} == {200}
     assert served.post("/v1/completions", prompt="two").status_code == 200
@@ -125,7 +125,9 @@ def other():
 def test_answer_that_takes_too_long_is_a_504(other, stream):
     limits = dataclasses.replace(LIMITS, request_seconds=0.3)
     with serving(other, limits=limits) as one:
-        one.post("/v1/completions", prompt="two", max_tokens=5, temperature=0)  # compiles, and may take too long
+        one.post(
+            "/v1/completions", prompt="two", max_tokens=5, temperature=0
+        )  # compiles, and may take too long
         until(lambda: one.service.thread.unfinished == 0, 30)
         one.brake.engage()
         asked = Background(one, stream=stream)
@@ -213,16 +215,15 @@ def test_api_key_is_asked_for_everywhere_but_health(other):
 
 
 def test_sigterm_lets_answers_finish_and_takes_nothing_new(other):
-    with serving(other) as one:
-        with one.client() as kept:
-            kept.get("/health")
-            one.brake.engage()
-            asked = Background(one)
-            one.brake.step()
-            one.server.handle_exit(signal.SIGTERM, None)
-            until(lambda: one.service.state == "draining")
-            one.brake.release()
-            assert asked.result().json()["choices"][0]["text"] == line(2, 40)
+    with serving(other) as one, one.client() as kept:
+        kept.get("/health")
+        one.brake.engage()
+        asked = Background(one)
+        one.brake.step()
+        one.server.handle_exit(signal.SIGTERM, None)
+        until(lambda: one.service.state == "draining")
+        one.brake.release()
+        assert asked.result().json()["choices"][0]["text"] == line(2, 40)
     assert not one.service.thread._thread.is_alive()
 
 

@@ -1,6 +1,6 @@
 """/v1/chat/completions: messages in, a message out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -9,6 +9,7 @@ from jspec_serve.api.answer import Answer
 from jspec_serve.api.fields import GenerationRequest, Strict, refused
 from jspec_serve.api.messages import Message, template_messages
 from jspec_serve.api.speculation_details import spec_details, token_details
+from jspec_serve.api.tools import Called, CallReader, Tool, ToolChoice, template_tools
 from jspec_serve.calls import Update
 from jspec_serve.problem import Problem
 from jspec_serve.service import Prepared, Service
@@ -46,6 +47,9 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     # Not OpenAI's.
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -86,8 +90,10 @@ def prepare_chat(service: Service, body: ChatRequest) -> Prepared:
             "move them there",
             param="chat_template_kwargs",
         )
+    tools = template_tools(service.tokenizer, body.tools, body.tool_choice, body.parallel_tool_calls)
+    variables = dict(body.chat_template_kwargs or {}) | ({"tools": tools} if tools else {})
     try:
-        ids = service.tokenizer.chat(template_messages(body.messages), **(body.chat_template_kwargs or {}))
+        ids = service.tokenizer.chat(template_messages(body.messages), **variables)
     except ValueError as problem:
         raise refused(problem, prompt="messages") from problem
     log_probs = (body.top_logprobs or 0) if body.logprobs else None
@@ -111,36 +117,50 @@ class ChatAnswer(Answer):
             }
             for number in range(len(prepared.requests))
         ]
+        reads_calls = bool(body.tools) and body.tool_choice != "none"
+        self._readers = [CallReader() if reads_calls else None for _ in prepared.requests]
         self._begun: set[int] = set()
 
     def _add(self, update: Update) -> list[dict[str, Any]]:
         number, piece = update.choice, update.piece
-        choice = self._choices[number]
-        choice["message"]["content"] += piece.text
+        choice, reader = self._choices[number], self._readers[number]
         part = None if piece.log_probs is None else self.service.token_text.chat_log_probs(piece.log_probs)
         if part is not None:
             known = choice["logprobs"] = choice["logprobs"] or {"content": [], "refusal": None}
             known["content"].extend(part["content"])
-        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+        last = update.result is not None
+        found = [piece.text] if reader is None else reader.push(piece.text, last=last)
+        delta = self._said(choice["message"], found)
         if number not in self._begun:
-            delta = {"role": "assistant", "content": piece.text}
+            delta = {"role": "assistant", "content": "", **delta}
             self._begun.add(number)
-        chunk: dict[str, Any] = {
-            "index": number,
-            "delta": delta,
-            "logprobs": part,
-            "finish_reason": piece.finish_reason,
-        }
+        chunk: dict[str, Any] = {"index": number, "delta": delta, "logprobs": part, "finish_reason": None}
         if self.body.tells_tokens:
             chunk["tokens"] = token_details(piece)
         if update.result is not None:
             settings = self.prepared.requests[number].settings
             choice["spec"] = chunk["spec"] = spec_details(self.service.engine, settings, update.result)
-            choice["finish_reason"] = piece.finish_reason
-            self.finish_reasons[number] = str(piece.finish_reason)
-        if not delta and part is None and update.result is None and not self.body.tells_tokens:
+            reason = str(piece.finish_reason)
+            if reader is not None and reader.num_calls and reason == "stop":
+                reason = "tool_calls"
+            choice["finish_reason"] = chunk["finish_reason"] = self.finish_reasons[number] = reason
+        if not delta and part is None and not last and not self.body.tells_tokens:
             return []
         return [self._chunk([chunk], usage=None)]
+
+    def _said(self, message: dict[str, Any], found: Sequence[str | Called]) -> dict[str, Any]:
+        """Adds text and calls to a choice's message; returns them as a stream's delta."""
+        text = "".join(one for one in found if isinstance(one, str))
+        delta: dict[str, Any] = {"content": text} if text else {}
+        message["content"] = (message["content"] or "") + text
+        calls = [one.message() for one in found if isinstance(one, Called)]
+        if calls:
+            known = message.setdefault("tool_calls", [])
+            delta["tool_calls"] = [{"index": len(known) + n, **call} for n, call in enumerate(calls)]
+            known.extend(calls)
+        if message.get("tool_calls") and not message["content"]:
+            message["content"] = None
+        return delta
 
     def _chunk(self, choices: list[dict[str, Any]], usage: Any) -> dict[str, Any]:
         chunk = self.header | {"object": "chat.completion.chunk", "choices": choices}

