@@ -15,7 +15,8 @@ from starlette.exceptions import HTTPException
 from jspec_serve.api.chat import ChatRequest
 from jspec_serve.api.completions import CompletionRequest
 from jspec_serve.api.endpoints import ENDPOINTS
-from jspec_serve.api.fields import GenerationRequest, Strict, validation_problem
+from jspec_serve.api.fields import SamplingRequest, Strict, validation_problem
+from jspec_serve.api.responses import ResponsesRequest
 from jspec_serve.api.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from jspec_serve.gate import Gate, error_response
 from jspec_serve.problem import Problem
@@ -80,7 +81,7 @@ def add_error_replies(app: FastAPI) -> None:
 def add_generation(app: FastAPI, service: Service) -> None:
     """The routes that generate."""
 
-    async def answered(request: Request, body: GenerationRequest) -> Response:
+    async def answered(request: Request, body: SamplingRequest) -> Response:
         endpoint = ENDPOINTS[request.url.path]
         deadline = service.deadline()
         prepared = await asyncio.to_thread(endpoint.prepare, service, body)
@@ -96,6 +97,11 @@ def add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request, body: ChatRequest) -> Response:
         """A message that follows a chat."""
+        return await answered(request, body)
+
+    @app.post("/v1/responses")
+    async def responses(request: Request, body: ResponsesRequest) -> Response:
+        """Items that follow items."""
         return await answered(request, body)
 
     @app.post("/v1/completions")

@@ -11,7 +11,7 @@ from jspec.engine import Engine
 from jspec.request import Request
 from jspec.text.tokenizer import Tokenizer
 from jspec.timings import Timings
-from jspec_serve.api.fields import GenerationRequest, of_choice, refused
+from jspec_serve.api.fields import SamplingRequest, of_choice, refused
 from jspec_serve.api.token_text import TokenText
 from jspec_serve.calls import Call
 from jspec_serve.engine_thread import EngineThread
@@ -83,7 +83,7 @@ class Service:
 
     def prepare(
         self,
-        body: GenerationRequest,
+        body: SamplingRequest,
         prompts: Sequence[Sequence[int]],
         *,
         prompt: str,
@@ -125,7 +125,7 @@ class Service:
         return Prepared(requests=tuple(requests), choices=body.choices)
 
     def _answer_tokens(
-        self, body: GenerationRequest, prompt_tokens: int, prompt: str, default: int | None
+        self, body: SamplingRequest, prompt_tokens: int, prompt: str, default: int | None
     ) -> int:
         most = self.limits.max_prompt_tokens
         context = self.engine.max_context

@@ -22,7 +22,9 @@ class AnswerResponse(Response):
     A stream's headers are sent with its first tokens, so that what fails before them has a status of its own.
     """
 
-    def __init__(self, call: Call, answer: Answer, *, deadline: float, seconds: float, log: dict[str, Any]):
+    def __init__(
+        self, call: Call, answer: Answer[Any], *, deadline: float, seconds: float, log: dict[str, Any]
+    ):
         """
         Args:
           call: that was submitted for it.
@@ -75,7 +77,7 @@ class AnswerResponse(Response):
         if not started:
             raise failed
         async with asyncio.timeout(LAST_WORDS):
-            await send(_body(event(failed.body)))
+            await send(_body(self._answer.event(self._answer.failure(failed))))
             await send(_body(b"", more=False))
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,8 +96,8 @@ class AnswerResponse(Response):
                 ]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 begun = True
-            await send(_body(b"".join(map(event, chunks))))
-        await send(_body(b"data: [DONE]\n\n", more=False))
+            await send(_body(b"".join(map(self._answer.event, chunks))))
+        await send(_body(self._answer.stream_end, more=False))
 
     async def _chunks(self) -> AsyncIterator[list[dict[str, Any]]]:
         async for update in self._call.updates():
@@ -124,11 +126,6 @@ async def disconnected(receive: Receive) -> None:
     """Returns when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def event(value: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + to_json(value) + b"\n\n"
 
 
 def _body(data: bytes, *, more: bool = True) -> dict[str, Any]:

@@ -5,22 +5,12 @@ import json
 
 import openai
 import pytest
-import tokenizers
-from contract.engines import TABLE
-from contract.engines import engine as table_engine
+from calling import CALL_ID, TOOL, WEATHER, block, serving_calls
 from hypothesis import given
 from hypothesis import strategies as st
-from served import NAME, serving
+from served import NAME
 
-from jspec.text.tokenizer import Tokenizer
 from jspec_serve.api.tools import Called, CallReader
-
-WEATHER = {"name": "weather", "arguments": {"city": "Köln"}}
-
-
-def block(value) -> str:
-    return f"<tool_call>\n{json.dumps(value, ensure_ascii=False)}\n</tool_call>"
-
 
 CASES = {
     "no call": ("Hello <tool", ["Hello <tool"]),
@@ -64,30 +54,9 @@ def test_calls_are_found_however_the_text_is_cut(case, data):
     assert joined == expected
 
 
-TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
-    "{% for message in messages %}{{ message.content }} {% endfor %}{# <tool_call> #}"
-)
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-
-
-def tool_tokenizer(template: str = TEMPLATE) -> Tokenizer:
-    """Token 1 is the call; the table's lines come through it."""
-    words = ["zero", "one", "two", "three", "four", "five", "six", "weather"]
-    words[int(TABLE[7].argmax())] = block(WEATHER).replace("\n", "").replace(" ", "")
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({word: id_ for id_, word in enumerate(words)}, unk_token=words[0])
-    )
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return Tokenizer(
-        backend=backend, chat_templates={"default": template}, special_tokens={}, bos_id=None, eos_ids=()
-    )
-
-
 @pytest.fixture(scope="module")
 def calling():
-    engine = table_engine("cut1", tokenizer=tool_tokenizer(), max_slots=2)
-    with serving(engine) as one:
+    with serving_calls() as one:
         yield one
 
 
@@ -110,7 +79,7 @@ def test_tools_through_openais_client(calling):
         deltas = [one for part in parts for one in part.choices[0].delta.tool_calls or []]
         assert [(one.index, one.function.name) for one in deltas] == [(0, "weather")]
         stopped = client.chat.completions.create(
-            **options | {"max_tokens": 9}, extra_body={"stop_token_ids": [int(TABLE[7].argmax())]}
+            **options | {"max_tokens": 9}, extra_body={"stop_token_ids": [CALL_ID]}
         )
         assert stopped.choices[0].finish_reason == "tool_calls"
         plain = client.chat.completions.create(**options | {"tool_choice": "none"})

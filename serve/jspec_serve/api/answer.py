@@ -4,19 +4,26 @@ import abc
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from jspec_serve.api.fields import GenerationRequest
+from pydantic_core import to_json
+
+from jspec_serve.api.fields import GenerationRequest, SamplingRequest
 from jspec_serve.calls import Times, Update
+from jspec_serve.problem import Problem
 from jspec_serve.service import Prepared, Service
 
+Body = TypeVar("Body", bound=SamplingRequest)
+GenerationBody = TypeVar("GenerationBody", bound=GenerationRequest)
 
-class Answer(abc.ABC):
+
+class Answer(abc.ABC, Generic[Body]):
     """Takes a call's updates; gives the chunks of a stream, or the whole."""
 
     prefix: str  # of ids
+    stream_end = b"data: [DONE]\n\n"
 
-    def __init__(self, service: Service, body: GenerationRequest, prepared: Prepared):
+    def __init__(self, service: Service, body: Body, prepared: Prepared):
         """Of a call that was just submitted."""
         self.service, self.body, self.prepared = service, body, prepared
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
@@ -44,6 +51,14 @@ class Answer(abc.ABC):
     def last_chunks(self) -> list[dict[str, Any]]:
         """What a stream sends after the last update."""
 
+    def event(self, chunk: dict[str, Any]) -> bytes:
+        """A chunk as a server-sent event."""
+        return b"data: " + to_json(chunk) + b"\n\n"
+
+    def failure(self, problem: Problem) -> dict[str, Any]:
+        """The chunk that tells of a failure after the stream's begin."""
+        return problem.body
+
     @property
     def usage(self) -> dict[str, Any]:
         """Tokens so far; a prompt counts once, however many answers it has."""
@@ -64,3 +79,28 @@ class Answer(abc.ABC):
             "model": self.service.name,
             "system_fingerprint": self.service.fingerprint,
         }
+
+
+class ChoicesAnswer(Answer[GenerationBody]):
+    """An answer of numbered choices: a chat's or a completion's."""
+
+    object_name: str
+    chunk_name: str  # "object" of a stream's chunks
+
+    def __init__(self, service: Service, body: GenerationBody, prepared: Prepared):
+        """See `Answer`."""
+        super().__init__(service, body, prepared)
+        self._choices: list[dict[str, Any]] = []
+        self._begun: set[int] = set()
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: Any = None) -> dict[str, Any]:
+        chunk = self.header | {"object": self.chunk_name, "choices": choices}
+        return chunk | {"usage": usage} if self.body.tells_usage else chunk
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        """The usage, if it was asked for."""
+        return [self._chunk([], usage=self.usage)] if self.body.tells_usage else []
+
+    def whole(self) -> dict[str, Any]:
+        """See `Answer`."""
+        return self.header | {"object": self.object_name, "choices": self._choices, "usage": self.usage}

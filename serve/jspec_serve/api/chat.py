@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from jspec_serve.api.answer import Answer
+from jspec_serve.api.answer import ChoicesAnswer
 from jspec_serve.api.fields import GenerationRequest, Strict, refused
 from jspec_serve.api.messages import Message, template_messages
 from jspec_serve.api.speculation_details import spec_details, token_details
@@ -83,32 +83,57 @@ def prepare_chat(service: Service, body: ChatRequest) -> Prepared:
             param="response_format.type",
             code="unsupported_parameter",
         )
-    if reserved := RESERVED_VARIABLES & set(body.chat_template_kwargs or {}):
+    tools = template_tools(service.tokenizer, body.tools, body.tool_choice, body.parallel_tool_calls)
+    ids = encode_chat(service, body.messages, tools, body.chat_template_kwargs or {}, field="messages")
+    log_probs = (body.top_logprobs or 0) if body.logprobs else None
+    return service.prepare(body, [ids], prompt="messages", log_probs=log_probs)
+
+
+def encode_chat(
+    service: Service,
+    messages: Sequence[Message],
+    tools: list[dict[str, Any]] | None,
+    variables: Mapping[str, Any],
+    *,
+    field: str,
+) -> list[int]:
+    """Token ids of messages.
+
+    Args:
+      service: has the tokenizer.
+      messages: of the chat.
+      tools: for the template; None = none.
+      variables: what else the template shall read.
+      field: the messages came in, for errors.
+
+    Raises:
+      Problem: 400; the template refuses them, or a variable has a field of its own.
+    """
+    if reserved := RESERVED_VARIABLES & set(variables):
         raise Problem(
             400,
             f"chat_template_kwargs: expected no {', '.join(sorted(reserved))} in it, which have fields of their own; "
             "move them there",
             param="chat_template_kwargs",
         )
-    tools = template_tools(service.tokenizer, body.tools, body.tool_choice, body.parallel_tool_calls)
-    variables = dict(body.chat_template_kwargs or {}) | ({"tools": tools} if tools else {})
+    given = dict(variables) | ({"tools": tools} if tools else {})
     try:
-        ids = service.tokenizer.chat(template_messages(body.messages), **variables)
+        return service.tokenizer.chat(template_messages(messages), **given)
     except ValueError as problem:
-        raise refused(problem, prompt="messages") from problem
-    log_probs = (body.top_logprobs or 0) if body.logprobs else None
-    return service.prepare(body, [ids], prompt="messages", log_probs=log_probs)
+        raise refused(problem, prompt=field) from problem
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(ChoicesAnswer[ChatRequest]):
     """The reply to a `ChatRequest`."""
 
     prefix = "chatcmpl"
+    object_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
 
     def __init__(self, service: Service, body: ChatRequest, prepared: Prepared):
         """See `Answer`."""
         super().__init__(service, body, prepared)
-        self._choices: list[dict[str, Any]] = [
+        self._choices = [
             {
                 "index": number,
                 "message": {"role": "assistant", "content": "", "refusal": None},
@@ -119,7 +144,6 @@ class ChatAnswer(Answer):
         ]
         reads_calls = bool(body.tools) and body.tool_choice != "none"
         self._readers = [CallReader() if reads_calls else None for _ in prepared.requests]
-        self._begun: set[int] = set()
 
     def _add(self, update: Update) -> list[dict[str, Any]]:
         number, piece = update.choice, update.piece
@@ -146,7 +170,7 @@ class ChatAnswer(Answer):
             choice["finish_reason"] = chunk["finish_reason"] = self.finish_reasons[number] = reason
         if not delta and part is None and not last and not self.body.tells_tokens:
             return []
-        return [self._chunk([chunk], usage=None)]
+        return [self._chunk([chunk])]
 
     def _said(self, message: dict[str, Any], found: Sequence[str | Called]) -> dict[str, Any]:
         """Adds text and calls to a choice's message; returns them as a stream's delta."""
@@ -161,15 +185,3 @@ class ChatAnswer(Answer):
         if message.get("tool_calls") and not message["content"]:
             message["content"] = None
         return delta
-
-    def _chunk(self, choices: list[dict[str, Any]], usage: Any) -> dict[str, Any]:
-        chunk = self.header | {"object": "chat.completion.chunk", "choices": choices}
-        return chunk | {"usage": usage} if self.body.tells_usage else chunk
-
-    def last_chunks(self) -> list[dict[str, Any]]:
-        """The usage, if it was asked for."""
-        return [self._chunk([], usage=self.usage)] if self.body.tells_usage else []
-
-    def whole(self) -> dict[str, Any]:
-        """See `Answer`."""
-        return self.header | {"object": "chat.completion", "choices": self._choices, "usage": self.usage}

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from jspec_serve.api.answer import Answer
+from jspec_serve.api.answer import ChoicesAnswer
 from jspec_serve.api.fields import GenerationRequest, StopString, TokenId, refused
 from jspec_serve.api.speculation_details import spec_details, token_details
 from jspec_serve.api.token_text import CompletionLogProbs
@@ -61,10 +61,12 @@ def prepare_completion(service: Service, body: CompletionRequest) -> Prepared:
     )
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
     """The reply to a `CompletionRequest`."""
 
     prefix = "cmpl"
+    object_name = "text_completion"
+    chunk_name = "text_completion"
 
     def __init__(self, service: Service, body: CompletionRequest, prepared: Prepared):
         """See `Answer`."""
@@ -72,12 +74,11 @@ class CompletionAnswer(Answer):
         self.echoed = [
             service.tokenizer.decode(request.prompt_ids) if body.echo else "" for request in prepared.requests
         ]
-        self._choices: list[dict[str, Any]] = [
+        self._choices = [
             {"index": number, "text": echoed, "logprobs": None, "finish_reason": None}
             for number, echoed in enumerate(self.echoed)
         ]
         self._log_probs = [CompletionLogProbs(service.tokenizer, offset=0) for _ in prepared.requests]
-        self._begun: set[int] = set()
 
     def _add(self, update: Update) -> list[dict[str, Any]]:
         number, piece = update.choice, update.piece
@@ -100,16 +101,4 @@ class CompletionAnswer(Answer):
             self.finish_reasons[number] = str(piece.finish_reason)
         if not text and part is None and update.result is None and not self.body.tells_tokens:
             return []
-        return [self._chunk([chunk], usage=None)]
-
-    def _chunk(self, choices: list[dict[str, Any]], usage: Any) -> dict[str, Any]:
-        chunk = self.header | {"object": "text_completion", "choices": choices}
-        return chunk | {"usage": usage} if self.body.tells_usage else chunk
-
-    def last_chunks(self) -> list[dict[str, Any]]:
-        """The usage, if it was asked for."""
-        return [self._chunk([], usage=self.usage)] if self.body.tells_usage else []
-
-    def whole(self) -> dict[str, Any]:
-        """See `Answer`."""
-        return self.header | {"object": "text_completion", "choices": self._choices, "usage": self.usage}
+        return [self._chunk([chunk])]

@@ -1,5 +1,6 @@
 """What the requests of all generating endpoints share, and how their errors are worded."""
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -53,14 +54,11 @@ class Speculation(Strict):
     draft_length: Annotated[int, Field(ge=0, description="Most draft tokens a round; 0 = none.")]
 
 
-class GenerationRequest(Strict):
-    """Sampling and limits; null is the same as leaving a field out."""
+class SamplingRequest(Strict):
+    """How to sample; null is the same as leaving a field out."""
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
@@ -82,31 +80,15 @@ class GenerationRequest(Strict):
     @property
     def choices(self) -> int:
         """Answers for each prompt."""
-        return self.n or 1
+        return 1
 
     @property
+    @abc.abstractmethod
     def tokens_asked(self) -> tuple[str, int | None]:
         """The field that limits the answer, and its value."""
-        return "max_tokens", self.max_tokens
-
-    @property
-    def tells_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def tells_tokens(self) -> bool:
-        """Whether a stream's chunks name their tokens."""
-        return self.stream_options is not None and self.stream_options.include_tokens
 
     def check_stream(self) -> None:
         """Raises Problem for options of a stream that is none."""
-        if self.stream_options is not None and not self.stream:
-            raise Problem(
-                400,
-                'stream_options: expected nothing without "stream": true, got some; drop them or stream',
-                param="stream_options",
-            )
 
     def settings(self, *, max_tokens: int, log_probs: int | None) -> Settings:
         """The request as the engine takes it.
@@ -151,6 +133,43 @@ class GenerationRequest(Strict):
             )
         except ValueError as problem:
             raise refused(problem) from problem
+
+
+class GenerationRequest(SamplingRequest):
+    """What chats and completions share besides."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def choices(self) -> int:
+        """Answers for each prompt."""
+        return self.n or 1
+
+    @property
+    def tokens_asked(self) -> tuple[str, int | None]:
+        """The field that limits the answer, and its value."""
+        return "max_tokens", self.max_tokens
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether a stream's chunks name their tokens."""
+        return self.stream_options is not None and self.stream_options.include_tokens
+
+    def check_stream(self) -> None:
+        """Raises Problem for options of a stream that is none."""
+        if self.stream_options is not None and not self.stream:
+            raise Problem(
+                400,
+                'stream_options: expected nothing without "stream": true, got some; drop them or stream',
+                param="stream_options",
+            )
 
 
 def refused(problem: ValueError, *, prompt: str = "prompt") -> Problem:
