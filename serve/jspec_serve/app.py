@@ -29,6 +29,31 @@ BODIES: dict[str, type[Strict]] = {
     "/detokenize": DetokenizeRequest,
 }
 
+_TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+ERROR: dict[str, Any] = {
+    "description": "What is wrong, and with which field.",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["error"],
+                "properties": {
+                    "error": {
+                        "type": "object",
+                        "required": ["message", "type", "param", "code"],
+                        "properties": {
+                            "message": {"type": "string"},
+                            "type": {"type": "string"},
+                            "param": _TEXT_OR_NULL,
+                            "code": _TEXT_OR_NULL,
+                        },
+                    }
+                },
+            }
+        }
+    },
+}
+
 
 def create_app(service: Service, *, api_key: str | None = None) -> FastAPI:
     """The application; its lifespan starts and stops the engine's thread.
@@ -44,7 +69,13 @@ def create_app(service: Service, *, api_key: str | None = None) -> FastAPI:
         yield
         await asyncio.to_thread(service.stop)
 
-    app = FastAPI(title="jspec", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="jspec",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses={"4XX": ERROR, "5XX": ERROR},
+    )
     app.add_middleware(Gate, limits=service.limits, metrics=service.metrics, api_key=api_key)
     add_error_replies(app)
     add_generation(app, service)

@@ -269,6 +269,16 @@ def test_models_tokens_health_and_info(served, client):
     assert info["limits"]["max_waiting"] == LIMITS.max_waiting
 
 
+def test_requests_are_described_for_machines(served):
+    with served.client() as client:
+        described = client.get("/openapi.json").json()
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+        operation = described["paths"][path]["post"]
+        assert set(operation["responses"]) == {"200", "4XX", "5XX"}
+        name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        assert described["components"]["schemas"][name]["additionalProperties"] is False
+
+
 def test_request_ids_may_repeat(served):
     def ask():
         body = {"model": NAME, "prompt": "two", "max_tokens": 9, "temperature": 0}

@@ -51,7 +51,7 @@ def test_no_body_breaks_the_server(served, path, data):
     until(lambda: served.service.thread.unfinished == 0)
 
 
-COUNT, TOGETHER = 240, 8
+COUNT, TOGETHER = 160, 8
 
 
 def asked(number: int) -> dict:
