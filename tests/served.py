@@ -11,6 +11,7 @@ from contract.engines import TABLE
 from contract.words import WORDS
 
 from jspec.engine import Engine
+from jspec.timings import Timings
 from jspec_serve.limits import Limits
 from jspec_serve.server import DrainingServer, Listen, bound_socket
 from jspec_serve.service import Service
@@ -84,8 +85,10 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(engine: Engine, *, limits: Limits = LIMITS, api_key: str | None = None) -> Iterator[Served]:
-    service = Service(engine, name=NAME, limits=limits)
+def serving(
+    engine: Engine, *, limits: Limits = LIMITS, api_key: str | None = None, timings: Timings | None = None
+) -> Iterator[Served]:
+    service = Service(engine, name=NAME, limits=limits, timings=timings)
     brake = Brake(engine)
     listen = Listen(port=0)
     sock = bound_socket(listen)

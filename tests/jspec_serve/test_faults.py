@@ -16,6 +16,8 @@ from contract.engines import engine as table_engine
 from contract.words import words_tokenizer
 from served import LIMITS, NAME, line, serving, until
 
+from jspec.timings import Timings
+
 BODY = {"model": NAME, "prompt": "two", "max_tokens": 40, "temperature": 0}
 
 
@@ -235,6 +237,20 @@ def test_draining_server_refuses_new_work(other):
         assert reply.json()["error"]["code"] == "shutting_down"
         with one.client() as client:
             assert client.get("/health").json() == {"status": "draining"}
+
+
+def test_parts_of_rounds_are_measured_if_that_is_asked_for(other):
+    timings = Timings()
+    with serving(other, timings=timings) as one:
+        one.post("/v1/completions", prompt="two", max_tokens=9, temperature=0)
+        text = one.service.metrics.text().decode()
+    for part in ("draft", "target", "settle", "host"):
+        measured = next(
+            row
+            for row in text.splitlines()
+            if row.startswith(f'jspec_round_part_seconds_total{{part="{part}"')
+        )
+        assert float(measured.split()[1]) == pytest.approx(getattr(timings, part)) > 0
 
 
 def test_finished_requests_are_forgotten(served):
