@@ -85,7 +85,7 @@ class Session:
             self._runner.leave(request)
             del self._running[request.slot]
         else:
-            self._waiting.remove(request)
+            self._waiting = collections.deque(other for other in self._waiting if other is not request)
 
     def forget(self, index: int) -> None:
         """Drops a request that has ended, so that a session without end does not grow.

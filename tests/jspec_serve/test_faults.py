@@ -138,8 +138,8 @@ def test_answer_that_takes_too_long_is_a_504(other, stream):
         assert asked.result().json()["error"]["code"] == "timeout"
         asked = Background(one, stream=stream)
         one.brake.release()
-        until(lambda: one.service.thread.unfinished == 0)
         asked.result()
+        until(lambda: one.service.thread.unfinished == 0)
         assert len(other._runner.free_slots) == 2
 
 
