@@ -15,6 +15,7 @@ from jspec.pages import PagePool
 from jspec.prefix_cache import PrefixCache
 from jspec.programs import Programs
 from jspec.prompts import Prompt
+from jspec.request import Request
 from jspec.results import Piece, Result
 from jspec.round import Proposal
 from jspec.runner import Runner
@@ -253,6 +254,16 @@ class Engine:
         session = self.session()
         session.add(prompts, settings)  # here, not in the generator: a wrong prompt is refused at once
         return pieces_of(session)
+
+    def prepare(
+        self, prompts: Prompt | Sequence[Prompt], settings: Settings | Sequence[Settings] | None = None
+    ) -> list[Request]:
+        """Checks and encodes prompts for `Session.enqueue`; arguments as for `generate`. Any thread may ask.
+
+        Raises:
+          ValueError: a prompt or a setting is unusable.
+        """
+        return self._intake.requests(prompts, settings)
 
     def session(self, *, timings: Timings | None = None, observer: Observer | None = None) -> Session:
         """Requests that can be added while others run, and a step at a time; see `Session`.

@@ -20,6 +20,7 @@ class Request:
     slot: int = -1
     priority: int = 0  # greater ones are admitted first
     lease: Lease | None = None  # pages, while it has a slot
+    started: float | None = None  # time.perf_counter() when it first got a slot
     committed: int = 0  # tokens in the cache, the prompt's included
     known_at_admission: int = 0  # tokens that are executed before it emits one
     reused: int = 0

@@ -84,6 +84,8 @@ class Piece:
     text: str  # final text; may be empty while a character or a possible stop string is incomplete
     token_ids: tuple[int, ...]
     drafted: tuple[bool, ...]  # per token: True = a draft token that was accepted
+    verified: int | None = None  # draft tokens that the target executed; None = the round of a prompt's end
+    log_probs: tuple[TokenLogProb, ...] | None = None  # one per token; None = not asked for
     finish_reason: str | None = None  # "stop", "length" or "error: ..." on the last piece
     reused: int = 0  # prompt tokens that the prefix cache had; the same on all of a request's pieces
 

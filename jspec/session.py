@@ -1,6 +1,7 @@
 """Requests that come and go: added at any time, moved on by one round at a time."""
 
 import bisect
+import time
 from collections.abc import Callable, Sequence
 
 from jspec.buckets import Bucket, Ladder
@@ -45,7 +46,8 @@ class Session:
         self._timings, self._observer = timings, observer
         self._waiting: list[Request] = []  # in the order in which they will be admitted
         self._running: dict[int, Request] = {}  # by slot
-        self._requests: list[Request] = []
+        self._requests: dict[int, Request] = {}  # by number, until they are forgotten
+        self._next_index = 0
 
     def add(
         self,
@@ -68,12 +70,44 @@ class Session:
         Raises:
           ValueError: a prompt or a setting is unusable; none of them was added then.
         """
-        requests = self._intake.requests(prompts, settings, first=len(self._requests))
-        self._requests.extend(requests)
+        return self.enqueue(self._intake.requests(prompts, settings), priority=priority)
+
+    def enqueue(self, requests: Sequence[Request], *, priority: int = 0) -> list[int]:
+        """Puts requests that `Engine.prepare` made into the queue; see `add`.
+
+        Returns:
+          Their numbers, as `add` does.
+        """
         for request in requests:
-            request.priority = priority
+            request.index, request.priority = self._next_index, priority
+            self._next_index += 1
+            self._requests[request.index] = request
             bisect.insort(self._waiting, request, key=_rank)
         return [request.index for request in requests]
+
+    def cancel(self, index: int) -> None:
+        """Ends the request of that number, if it has not ended, and frees its slot; it gives no more pieces."""
+        request = self._requests[index]
+        if request.finish_reason is not None:
+            return
+        request.finish_reason = "cancelled"
+        if self._running.get(request.slot) is request:
+            self._runner.leave(request)
+            del self._running[request.slot]
+        else:
+            self._waiting = [other for other in self._waiting if other is not request]
+
+    def forget(self, index: int) -> None:
+        """Drops a request that has ended, so that a session without end does not grow.
+
+        Raises:
+          ValueError: it still waits or runs.
+        """
+        if self._requests[index].finish_reason is None:
+            raise ValueError(
+                f"index: expected a request that has ended, got {index}, which has not; cancel it first"
+            )
+        del self._requests[index]
 
     @property
     def busy(self) -> bool:
@@ -90,8 +124,13 @@ class Session:
         """Requests that have a slot."""
         return len(self._running)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no slot yet."""
+        return len(self._waiting)
+
     def result(self, index: int) -> Result:
-        """The finished request of that number."""
+        """The request of that number, which has ended."""
         scheduled = self._scheduler is not None
         simulated = self._runner.method.drafter.simulated
         return self._requests[index].result(simulated=simulated, scheduled=scheduled)
@@ -146,6 +185,8 @@ class Session:
             if self._runner.admit(request):
                 del self._waiting[0]
                 self._running[request.slot] = request
+                if request.started is None:
+                    request.started = time.perf_counter()
                 continue
             victims = self._victims(request)
             if not victims:
@@ -250,8 +291,10 @@ class Session:
             )
         request.token_ids.extend(ids)
         request.ready = self._ready(request, int(report.ready[lane]))
+        log_probs = None
         if request.settings.log_probs is not None:
-            request.log_probs.extend(self._log_probs(request, lane, report, ids))
+            log_probs = tuple(self._log_probs(request, lane, report, ids))
+            request.log_probs.extend(log_probs)
         if not ids and request.finish_reason is None:
             return None
         return Piece(
@@ -259,6 +302,8 @@ class Session:
             text=text,
             token_ids=tuple(ids),
             drafted=tuple(drafted),
+            verified=None if was_prefilling else int(report.verified[lane]),
+            log_probs=log_probs,
             finish_reason=request.finish_reason,
             reused=request.reused,
         )
