@@ -128,7 +128,7 @@ def propose(
     if drafts:
         view = TargetView(params=models.target, cache=cache, target=method.target)
         drafted = method.drafter.draft(models.drafter, view, state.drafter, lanes, slots.text, slots.table)
-        proposal = limit(drafted, slots, lanes, certain_lengths, drafts)
+        proposal = limit(drafted, slots, cache.lengths, lanes, certain_lengths, drafts)
     else:
         drafted = proposal = no_proposal(bucket.lanes)
     if method.scheduled:
@@ -199,7 +199,11 @@ def settle(
     cache = commit(cache, executed.pending, path, lanes)
     text = append(slots.text, lanes, block, emitted)
     committed = Committed(
-        features=executed.features, positions=nodes.positions, path=path, context_lengths=context_lengths
+        features=executed.features,
+        positions=nodes.positions,
+        path=path,
+        context_lengths=context_lengths,
+        is_first=context_lengths == slots.starts[rows],
     )
     view = TargetView(params=models.target, cache=cache, target=method.target)
     drafter, ready = method.drafter.absorb(models.drafter, view, state.drafter, lanes, text, committed)

@@ -91,7 +91,14 @@ def bench(
     chosen = {name: texts for name, texts in tasks.items() if not task or name in task}
     chats = {name: [[{"role": "user", "content": text}] for text in texts] for name, texts in chosen.items()}
     with console.status("loading the model") as status:
-        plain = load(model, drafter="plain", dtype=dtype, max_slots=1, compilation_cache=compilation_cache)
+        plain = load(
+            model,
+            drafter="plain",
+            dtype=dtype,
+            max_slots=1,
+            prefix_cache=False,  # prompts are repeated only to measure them again
+            compilation_cache=compilation_cache,
+        )
         engines = {"plain": plain}
         for name in drafter or ["ngram"]:
             for length in draft_length or (None,):

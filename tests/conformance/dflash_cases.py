@@ -226,6 +226,7 @@ def _committed(features: np.ndarray, context_lengths: np.ndarray) -> Committed:
         positions=jnp.asarray(np.tile(within, (requests, 1)).reshape(-1)),
         path=jnp.asarray(np.where(real, nodes, -1)),
         context_lengths=jnp.zeros((requests,), jnp.int32),
+        is_first=jnp.ones((requests,), bool),
     )
 
 

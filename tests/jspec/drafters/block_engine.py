@@ -193,6 +193,7 @@ class Engine:
             positions=jnp.asarray(positions),
             path=jnp.asarray(path),
             context_lengths=context_lengths,
+            is_first=context_lengths == 0,
         )
         self.state, ready = self.absorb(
             self.params, self.view, self.state, padded_lanes(lanes), self.text, committed

@@ -158,6 +158,7 @@ class Engine:
             positions=jnp.asarray(positions),
             path=jnp.asarray(path),
             context_lengths=jnp.asarray(lengths)[jnp.maximum(lanes, 0)],
+            is_first=jnp.asarray(lengths == 0)[jnp.maximum(lanes, 0)],
         )
         self.state, ready = self.absorb(self.params, self.view, self.state, lanes, self.text, committed)
         return ready[: len(slots)].tolist()

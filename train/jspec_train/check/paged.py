@@ -43,4 +43,5 @@ def whole_text(features: Float[Array, "tokens width"]) -> Committed:
         positions=index,
         path=index[None],
         context_lengths=jnp.zeros((1,), jnp.int32),
+        is_first=jnp.ones((1,), bool),
     )
