@@ -17,7 +17,7 @@ from jspec_serve.server import DrainingServer, Listen, bound_socket
 from jspec_serve.service import Service
 
 NAME = "table"
-LIMITS = Limits(max_waiting=6, max_body_bytes=20_000, max_choices=4, request_seconds=20.0, body_seconds=5.0)
+LIMITS = Limits(max_waiting=6, max_body_bytes=20_000, max_choices=4, request_seconds=60.0, body_seconds=5.0)
 
 BODY = {"model": NAME, "prompt": "two", "max_tokens": 40, "temperature": 0}
 
@@ -79,7 +79,7 @@ class Served:
     brake: Brake
 
     def client(self, **options) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=20, **options)
+        return httpx2.Client(base_url=self.url, timeout=60, **options)
 
     def post(self, path: str, **body) -> httpx2.Response:
         with self.client() as client:
@@ -99,7 +99,7 @@ class Background:
         self.response = self._client.post("/v1/completions", json=body)
 
     def result(self) -> httpx2.Response:
-        self._thread.join(20)
+        self._thread.join(60)
         self._client.close()
         assert self.response is not None
         return self.response
@@ -131,7 +131,7 @@ def serving(
         assert not thread.is_alive()
 
 
-def until(condition, seconds: float = 10.0) -> None:
+def until(condition, seconds: float = 30.0) -> None:
     """Waits for what another thread brings about."""
     event = threading.Event()
     for _ in range(int(seconds / 0.005)):

@@ -4,10 +4,7 @@ import json
 import logging
 
 import pytest
-from contract.engines import engine
-from contract.words import words_tokenizer
 
-from jspec.buckets import Bucket
 from jspec.cli import main
 from jspec_serve.commands import serve as command
 from jspec_serve.logs import JsonLines
@@ -15,20 +12,21 @@ from jspec_serve.server import Listen, bound_socket
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(engines, monkeypatch, capsys):
     """Runs the command up to where it would serve; returns its exit code, the server and standard error."""
-    used = engine("ngram", tokenizer=words_tokenizer(), max_slots=1)
-    servers = []
+    servers, warm = [], []
 
     class Server:
         def __init__(self, service, *, listen, api_key):
             self.service, self.listen, self.api_key = service, listen, api_key
 
         def run(self, *, sockets):
+            assert warm == [engines["oracle"]]
             servers.append(self)
             sockets[0].close()
 
-    monkeypatch.setattr(command, "load", lambda *_, **__: used)
+    monkeypatch.setattr(command, "load", lambda *_, **__: engines["oracle"])
+    monkeypatch.setattr(command, "warm_up", warm.append)
     monkeypatch.setattr(command, "DrainingServer", Server)
     monkeypatch.setattr(command, "log_json", lambda _: None)
     monkeypatch.delenv("JSPEC_API_KEY", raising=False)
@@ -54,9 +52,14 @@ def test_server_is_warm_and_named(run, tmp_path):
         "http://127.0.0.1:8765",
     )
     assert server.service.limits.max_waiting == 3
-    warmed = {bucket for kind, bucket in server.service.engine.programs.traces if kind == "execute"}
+
+
+def test_warm_engine_has_every_program_that_requests_need(engines):
+    command.warm_up(engines["oracle"])
+    warmed = {bucket for kind, bucket in engines["oracle"].programs.traces if kind == "execute"}
     assert {bucket.chunk for bucket in warmed} == {0, 3, 7}
-    assert Bucket(lanes=1, nodes=4, chunk=0) in warmed
+    decoding = {(bucket.lanes, bucket.nodes) for bucket in warmed if not bucket.chunk}
+    assert decoding == {(1, 1), (1, 4), (2, 2), (2, 8), (3, 3), (3, 12)}
 
 
 @pytest.mark.parametrize(
