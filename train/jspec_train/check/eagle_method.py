@@ -186,6 +186,7 @@ def _one_text(
         positions=anchors - 1,
         path=lanes[:, None],
         context_lengths=anchors - 1,
+        is_first=jnp.zeros((count,), bool),
     )
     state, _ = drafter.absorb(params, view, state, lanes, text, last)
     proposal = drafter.draft(params, view, state, lanes, text, empty_table(count, target.vocab_size, 1))
