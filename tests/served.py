@@ -19,6 +19,8 @@ from jspec_serve.service import Service
 NAME = "table"
 LIMITS = Limits(max_waiting=6, max_body_bytes=20_000, max_choices=4, request_seconds=60.0, body_seconds=5.0)
 
+BODY = {"model": NAME, "prompt": "two", "max_tokens": 40, "temperature": 0}
+
 
 def line(token: int, count: int) -> str:
     """The table's greedy text behind a token."""
@@ -82,6 +84,25 @@ class Served:
     def post(self, path: str, **body) -> httpx2.Response:
         with self.client() as client:
             return client.post(path, json={"model": NAME, **body})
+
+
+class Background:
+    """A request in a thread of its own."""
+
+    def __init__(self, served, **body):
+        self.response: httpx2.Response | None = None
+        self._client = served.client()
+        self._thread = threading.Thread(target=self._ask, args=(BODY | body,))
+        self._thread.start()
+
+    def _ask(self, body):
+        self.response = self._client.post("/v1/completions", json=body)
+
+    def result(self) -> httpx2.Response:
+        self._thread.join(60)
+        self._client.close()
+        assert self.response is not None
+        return self.response
 
 
 @contextlib.contextmanager

@@ -208,6 +208,7 @@ def info(service: Service) -> dict[str, Any]:
         "max_context": engine.max_context,
         "max_slots": engine.max_slots,
         "page_size": engine.page_size,
+        "prefix_cache": engine.prefix_cache,
         "free_pages": list(engine.free_pages),
         "max_log_probs": engine.method.max_log_probs,
         "limits": {name: getattr(service.limits, name) for name in service.limits.__dataclass_fields__},

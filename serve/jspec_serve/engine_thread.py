@@ -99,11 +99,12 @@ class EngineThread:
         """Requests that may run and wait together."""
         return self.engine.max_slots + self.max_waiting
 
-    def submit(self, requests: Sequence[Request]) -> Call:
+    def submit(self, requests: Sequence[Request], *, priority: int = 0) -> Call:
         """Hands requests of one client to the engine; all of them or none.
 
         Args:
           requests: from `Engine.prepare`.
+          priority: of all of them, see `Session.add`.
 
         Raises:
           Problem: 429 if too many wait, 503 when draining, 500 if the engine has failed.
@@ -116,7 +117,7 @@ class EngineThread:
             if self.unfinished + len(requests) > self.capacity:
                 raise self._full(len(requests))
             self.unfinished += len(requests)
-            call = Call(requests, self.cancel)
+            call = Call(requests, priority, self.cancel)
             self._commands.put(("add", call))
         return call
 
@@ -163,7 +164,7 @@ class EngineThread:
             if call is None:
                 return False
             if kind == "add":
-                for number, index in enumerate(session.enqueue(call.requests)):
+                for number, index in enumerate(session.enqueue(call.requests, priority=call.priority)):
                     self._choices[index] = _Choice(call=call, number=number)
             else:
                 for request in call.requests:

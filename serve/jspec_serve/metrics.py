@@ -28,6 +28,10 @@ class Metrics:
         self._responses = self._counter("responses", "HTTP responses", "path", "status")
         self._ended = self._counter("requests", "Requests that ended", "reason")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of answered requests")
+        self._reused = self._counter(
+            "reused_prompt_tokens", "Of those, tokens that the prefix cache had, and so were not executed"
+        )
+        self._preemptions = self._counter("preemptions", "Requests put back for others of greater priority")
         self._generated = self._counter("generated_tokens", "Tokens emitted")
         self._rounds = self._counter("rounds", "Rounds by kind", "kind")
         self._lane_rounds = self._counter("lane_rounds", "Decode rounds, counted once for each request in it")
@@ -127,6 +131,8 @@ class Metrics:
     def request(self, result: Result, times: Times) -> None:
         """Books a request that was answered."""
         self._prompt_tokens.inc(len(result.prompt_ids))
+        self._reused.inc(result.counters.reused)
+        self._preemptions.inc(result.counters.preemptions)
         self._drafts.labels("proposed").inc(result.counters.proposed)
         self._queue.observe(times.started - times.submitted)
         self._first.observe(times.first_token - times.submitted)

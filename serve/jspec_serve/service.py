@@ -28,6 +28,7 @@ class Prepared:
 
     requests: tuple[Request, ...]
     choices: int  # answers for each prompt
+    priority: int  # see `Session.add`
 
 
 class Service:
@@ -122,7 +123,7 @@ class Service:
             requests = self.engine.prepare(listed, settings)
         except ValueError as problem:
             raise refused(problem, prompt=prompt) from problem
-        return Prepared(requests=tuple(requests), choices=body.choices)
+        return Prepared(requests=tuple(requests), choices=body.choices, priority=body.priority or 0)
 
     def _answer_tokens(
         self, body: SamplingRequest, prompt_tokens: int, prompt: str, default: int | None
@@ -160,7 +161,7 @@ class Service:
 
     def submit(self, prepared: Prepared) -> Call:
         """Hands prepared requests to the engine; see `EngineThread.submit`."""
-        return self.thread.submit(prepared.requests)
+        return self.thread.submit(prepared.requests, priority=prepared.priority)
 
     @property
     def state(self) -> str:

@@ -4,9 +4,7 @@ import dataclasses
 import json
 import signal
 import socket
-import threading
 
-import httpx2
 import jax.numpy as jnp
 import numpy as np
 import openai
@@ -14,30 +12,9 @@ import pytest
 from contract.engines import TABLE
 from contract.engines import engine as table_engine
 from contract.words import words_tokenizer
-from served import LIMITS, NAME, line, serving, until
+from served import BODY, LIMITS, NAME, Background, line, serving, until
 
 from jspec.timings import Timings
-
-BODY = {"model": NAME, "prompt": "two", "max_tokens": 40, "temperature": 0}
-
-
-class Background:
-    """A request in a thread of its own."""
-
-    def __init__(self, served, **body):
-        self.response: httpx2.Response | None = None
-        self._client = served.client()
-        self._thread = threading.Thread(target=self._ask, args=(BODY | body,))
-        self._thread.start()
-
-    def _ask(self, body):
-        self.response = self._client.post("/v1/completions", json=body)
-
-    def result(self) -> httpx2.Response:
-        self._thread.join(20)
-        self._client.close()
-        assert self.response is not None
-        return self.response
 
 
 def hangs_up(served, body) -> socket.socket:

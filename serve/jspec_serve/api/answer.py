@@ -29,12 +29,14 @@ class Answer(abc.ABC, Generic[Body]):
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.completion_tokens = 0
+        self._reused = [0] * len(prepared.requests)
         self.times: list[Times] = []
         self.finish_reasons: dict[int, str] = {}
 
     def add(self, update: Update) -> list[dict[str, Any]]:
         """Takes an update; returns the chunks that a stream sends for it."""
         self.completion_tokens += len(update.piece.token_ids)
+        self._reused[update.choice] = update.piece.reused
         if update.times is not None:
             self.times.append(update.times)
         return self._add(update)
@@ -61,13 +63,14 @@ class Answer(abc.ABC, Generic[Body]):
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Tokens so far; a prompt counts once, however many answers it has."""
+        """Tokens so far; a prompt counts once, however many answers it has, and so does what the prefix cache had."""
         prompts: Sequence[Any] = self.prepared.requests[:: self.prepared.choices]
         prompt_tokens = sum(len(request.prompt_ids) for request in prompts)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._reused[:: self.prepared.choices])},
         }
 
     @property

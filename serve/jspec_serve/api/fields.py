@@ -76,6 +76,12 @@ class SamplingRequest(Strict):
     stop_token_ids: list[TokenId] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
     speculation: Literal["on", "off"] | Speculation | None = None
+    priority: (
+        Annotated[
+            int, Field(ge=-100, le=100, description="Greater ones go first, and may interrupt lesser ones.")
+        ]
+        | None
+    ) = None
 
     @property
     def choices(self) -> int:

@@ -22,6 +22,7 @@ def spec_details(engine: Engine, settings: Settings, result: Result) -> dict[str
         "accept_histogram": list(counters.accept_histogram),
         "mean_commit_length": counters.mean_commit_length,
         "acceptance_rate": counters.acceptance_rate,
+        "preemptions": counters.preemptions,
         "scheduled": result.scheduled,
         "simulated": result.simulated,
         "off": None if counters.verified else why_off(engine, settings, result),

@@ -59,6 +59,10 @@ def serve_command(
     cache_tokens: Annotated[
         int | None, typer.Option(help="That the cache holds over all requests; default slots x context.")
     ] = None,
+    prefix_cache: Annotated[
+        bool | None,
+        typer.Option(help="Texts that begin alike share pages. Left out: where layers have no window."),
+    ] = None,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests in the queue; more get a 429.")] = 128,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1)] = None,
     max_output_tokens: Annotated[int | None, typer.Option(min=1)] = None,
@@ -107,6 +111,7 @@ def serve_command(
         max_context=max_context,
         max_slots=max_slots,
         cache_tokens=cache_tokens,
+        prefix_cache=prefix_cache,
         compilation_cache=compilation_cache,
     )
     log.info("compiling the programs of %d slots", max_slots)
