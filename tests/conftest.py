@@ -34,7 +34,7 @@ EXTENDED_MODULES = {
     "test_eagle_training",
     "test_sequential_training",
 }
-EXTENDED_DRAFTERS = {"fork", "tree", "eagle3", "eagle3-tree", "dflash", "dspark", "domino"}
+EXTENDED_DRAFTERS = {"dflash2", "fork", "tree", "eagle3", "eagle3-tree", "dflash", "dspark", "domino"}
 EXTENDED_CASES = re.compile(r"\[(eagle3|eagle31|peagle|dspark|domino|f_dspark|x_domino)")
 MAX_MAPS = 20_000  # of vm.max_map_count, 65,530 by default; beyond it XLA aborts
 

@@ -1,6 +1,7 @@
 """`jspec bench`: drafters against plain decoding, in one run."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,8 @@ def bench(
     tree: Annotated[
         list[str] | None,
         typer.Option(
-            help='"WIDTHxDEPTHxTOKENS": also runs each checkpoint with this tree. May be given several times.'
+            help='"WIDTHxDEPTHxTOKENS": also runs each checkpoint with this tree; "DRAFTER=WIDTHxDEPTHxTOKENS": that '
+            "one alone. May be given several times."
         ),
     ] = None,
     dtype: Dtype = "float32",
@@ -95,6 +97,7 @@ def bench(
             f"task: expected some of {', '.join(tasks)}, got {', '.join(sorted(unknown))}; pick from these"
         )
     chats = {name: some for name, some in tasks.items() if not task or name in task}
+    shapes = trees_of(tree or (), [name for name in drafter or () if name not in NAMES])
     with console.status("loading the model") as status:
         plain = load(
             model,
@@ -114,7 +117,7 @@ def bench(
                         plain, name, draft_length=length, schedule=schedule, calibration=calibration
                     )
             if name not in NAMES:
-                for shape in tree or ():
+                for shape in shapes.get(name, ()):
                     engines[f"{name} {shape}"] = with_drafter(plain, name, tree=parse_tree(shape))
         measurements = measure(engines, chats, settings, repeats=repeats, progress=status.update)
         measured = []
@@ -156,6 +159,29 @@ def bench(
     if output is not None:
         output.write_text(json.dumps(as_json(measurements, measured), indent=1))
         console.print(f"written to {output}")
+
+
+def trees_of(trees: Sequence[str], checkpoints: Sequence[str]) -> dict[str, list[str]]:
+    """The shapes that each checkpoint runs with, besides its chain.
+
+    Args:
+      trees: as in `--tree`.
+      checkpoints: the drafters that are folders or hub ids.
+
+    Raises:
+      ValueError: a tree for a drafter that is not among them.
+    """
+    shapes: dict[str, list[str]] = {name: [] for name in checkpoints}
+    for text in trees:
+        name, separator, shape = text.rpartition("=")
+        if separator and name not in shapes:
+            raise ValueError(
+                f"tree: expected one of the checkpoints {list(checkpoints)} before the =, got {name!r}; name it with "
+                "--drafter, too"
+            )
+        for checkpoint in [name] if separator else checkpoints:
+            shapes[checkpoint].append(shape)
+    return shapes
 
 
 def show_simulation(console: Console, traces: Path | None, schedule: str | None) -> None:

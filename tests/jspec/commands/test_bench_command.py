@@ -24,3 +24,11 @@ def test_tokens_are_compared_greedy_and_sampled(monkeypatch, capsys, tmp_path, t
     plain, ngram = json.loads(out.read_text())["measurements"]
     assert (plain["identical"], ngram["identical"]) == (None, True)
     assert ngram["counters"]["emitted"] == 9
+
+
+def test_trees_are_for_all_checkpoints_or_for_the_one_named():
+    assert command.trees_of(["2x3x5", "b=3x3x8"], ["a", "b"]) == {"a": ["2x3x5"], "b": ["2x3x5", "3x3x8"]}
+    with pytest.raises(
+        ValueError, match=r"tree: expected one of the checkpoints \['a'\] before the =, got 'c'"
+    ):
+        command.trees_of(["c=2x3x5"], ["a"])
