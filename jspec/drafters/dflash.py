@@ -23,7 +23,8 @@ from jspec.slots import rows_of
 from jspec.targets.layers import project_float32
 from jspec.targets.view import TargetView
 from jspec.vocabulary import argmax
-from pallas_kernels.attention.pages import Pages, allocate, commit_rows
+from pallas_kernels.attention.pages import Pages, allocate
+from pallas_kernels.commit.api import commit_rows
 from pallas_kernels.pytree import pytree
 
 

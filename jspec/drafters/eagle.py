@@ -23,8 +23,9 @@ from jspec.sampling import SamplingTable
 from jspec.slots import rows_of, slots_of
 from jspec.targets.layers import paged, project_float32
 from jspec.targets.view import TargetView
-from pallas_kernels.attention.pages import Pages, allocate, commit_rows
+from pallas_kernels.attention.pages import Pages, allocate
 from pallas_kernels.attention.sight import causal_sight
+from pallas_kernels.commit.api import commit_rows
 from pallas_kernels.pytree import pytree
 
 DRAFT_LENGTH = 5  # of a chain where nobody says; SGLang's number of steps for Llama

@@ -29,6 +29,15 @@ def library() -> pathlib.Path | None:
     return pathlib.Path(found.submodule_search_locations[0]) / "libtpu.so"
 
 
+def library_version() -> str | None:
+    """Of libtpu; instruction counts belong to one. None if there is none, or it does not say."""
+    path = library()
+    if path is None:
+        return None
+    described = sorted(path.parent.parent.glob("libtpu-*.dist-info"))
+    return described[0].name.removeprefix("libtpu-").removesuffix(".dist-info") if described else None
+
+
 def environment(dump: pathlib.Path | None = None) -> dict[str, str]:
     """Variables of a process that compiles ahead of time; to be set before it imports JAX.
 

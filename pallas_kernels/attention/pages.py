@@ -12,7 +12,6 @@ there, and XLA would not leave such a pool in the layout that a kernel reads, bu
 call. So there values lie feature-major as well, unless the head size is a multiple of 128.
 """
 
-import dataclasses
 import math
 
 import jax
@@ -70,13 +69,6 @@ def _numbers(stored: Shaped[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jax.lax.bitcast_convert_type(stored, jnp.bfloat16) if stored.dtype == jnp.uint16 else stored
 
 
-def _stored(rows: Float[Array, "*shape"], pages: Pages) -> Shaped[Array, "*shape"]:
-    rows = rows.astype(pages.dtype)
-    if pages.stored_k.dtype == jnp.uint16:
-        return jax.lax.bitcast_convert_type(rows, jnp.uint16)
-    return rows
-
-
 def allocate(
     *,
     num_layers: int,
@@ -116,53 +108,6 @@ def allocate(
         stored_v=jnp.zeros((*heads, *values), stored),
         values_by_feature=by_feature,
     )
-
-
-def commit_rows(
-    pages: Pages,
-    k_new: Float[Array, "layers nodes kv_heads head_size"],
-    v_new: Float[Array, "layers nodes kv_heads head_size"],
-    path: Int[Array, "lanes commits"],
-    page_table: Int[Array, "lanes columns"],
-    lengths: Int[Array, "lanes"],
-) -> Pages:
-    """Writes accepted nodes behind each lane's committed tokens, in place if `pages` is donated.
-
-    The lane's i-th new token goes to position p = lengths + i: page page_table[p // page_size], row
-    p % page_size, in every layer.
-
-    Args:
-      pages: the pool.
-      k_new: keys of all nodes of the round.
-      v_new: values of all nodes of the round.
-      path: node that becomes the lane's i-th new token; -1 = none, nothing is written for it.
-      page_table: pages of each lane, in the order of its positions.
-      lengths: committed tokens per lane before this call.
-    """
-    if pages.stored_k.shape[0] == 0 or path.size == 0:
-        return pages
-    k_new, v_new = _stored(k_new, pages), _stored(v_new, pages)
-    commits = path.shape[1]
-    nodes = path.reshape(-1)
-    order = jnp.argsort(nodes < 0, stable=True)
-
-    def write(i: jax.Array, pools: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        entry = order[i]
-        lane = entry // commits
-        position = lengths[lane] + entry % commits
-        page = page_table[lane, position // pages.page_size]
-        row = position % pages.page_size
-        k_row = jax.lax.dynamic_slice_in_dim(k_new, nodes[entry], 1, axis=1)[..., None]
-        v_row = jax.lax.dynamic_slice_in_dim(v_new, nodes[entry], 1, axis=1)
-        k_pool = jax.lax.dynamic_update_slice(pools[0], k_row, (0, page, 0, 0, row))
-        if pages.values_by_feature:
-            v_pool = jax.lax.dynamic_update_slice(pools[1], v_row[..., None], (0, page, 0, 0, row))
-        else:
-            v_pool = jax.lax.dynamic_update_slice(pools[1], v_row[..., None, :], (0, page, 0, row, 0))
-        return k_pool, v_pool
-
-    pools = jax.lax.fori_loop(0, jnp.sum(nodes >= 0), write, (pages.stored_k, pages.stored_v))
-    return dataclasses.replace(pages, stored_k=pools[0], stored_v=pools[1])
 
 
 def read_page(

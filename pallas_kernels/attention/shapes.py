@@ -1,6 +1,7 @@
 """Named shapes of `attend`: what tests, benchmarks and compile checks run, so that their numbers can be compared."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -62,39 +63,38 @@ class CompiledShape:
     sinks: bool = False
     logsumexp: bool = False
 
-    def case(self, generation: str) -> tuple[Mesh, Callable, tuple, tuple[int, ...]]:
-        """Mesh, function, abstract arguments and donated ones, for `ahead.topology.compile_for`."""
+    def arguments(self) -> tuple:
+        """Of one call; to be traced, because they may not fit into memory."""
         columns = -(-self.context // self.page_size)
         num_queries = self.slots * self.nodes
-        pages = jax.eval_shape(
-            lambda: allocate(
-                num_layers=self.layers,
-                num_pages=self.slots * columns,
-                page_size=self.page_size,
-                num_kv_heads=self.kv_heads,
-                head_size=self.head_size,
-                dtype=self.dtype,
-                platform="tpu",
-            )
+        pages = allocate(
+            num_layers=self.layers,
+            num_pages=self.slots * columns,
+            page_size=self.page_size,
+            num_kv_heads=self.kv_heads,
+            head_size=self.head_size,
+            dtype=self.dtype,
+            platform="tpu",
         )
-
-        def ints(*shape: int) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-        def floats(*shape: int) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape, self.dtype)
-
+        ints = functools.partial(jnp.zeros, dtype=jnp.int32)
         sight = Sight(
-            query_offsets=ints(self.slots + 1),
-            key_offsets=ints(self.slots + 1),
-            page_table=ints(self.slots, columns),
-            context_lengths=ints(self.slots),
-            first_visible=ints(num_queries),
-            causal=jax.ShapeDtypeStruct((self.slots,), bool),
-            visible=ints(num_queries, self.words),
+            query_offsets=ints((self.slots + 1,)),
+            key_offsets=ints((self.slots + 1,)),
+            page_table=ints((self.slots, columns)),
+            context_lengths=ints((self.slots,)),
+            first_visible=ints((num_queries,)),
+            causal=jnp.zeros((self.slots,), bool),
+            visible=ints((num_queries, self.words)),
             max_queries=self.nodes,
             max_keys=self.nodes,
         )
+        q = jnp.zeros((num_queries, self.heads, self.head_size), self.dtype)
+        keys = jnp.zeros((num_queries, self.kv_heads, self.head_size), self.dtype)
+        sinks = jnp.zeros((self.heads,), self.dtype) if self.sinks else None
+        return q, keys, keys, pages, ints(()), sight, sinks
+
+    def case(self, generation: str) -> tuple[Mesh, Callable, tuple, tuple[int, ...]]:
+        """Mesh, function, abstract arguments and donated ones, for `ahead.topology.compile_for`."""
 
         def run(q, k, v, pages, layer, sight, sinks):
             out = tpu.attend(
@@ -102,17 +102,7 @@ class CompiledShape:
             )
             return out if self.logsumexp else out[0]
 
-        keys = floats(num_queries, self.kv_heads, self.head_size)
-        arguments = (
-            floats(num_queries, self.heads, self.head_size),
-            keys,
-            keys,
-            pages,
-            ints(),
-            sight,
-            floats(self.heads) if self.sinks else None,
-        )
-        return tpu_mesh(generation), run, arguments, ()
+        return tpu_mesh(generation), run, jax.eval_shape(self.arguments), ()
 
 
 COMPILED: dict[str, CompiledShape] = {

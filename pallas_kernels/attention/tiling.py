@@ -2,7 +2,8 @@
 
 import dataclasses
 
-LANES = 128  # of a vector register; page sizes on a TPU are multiples of it
+from pallas_kernels.registers import LANES
+
 _SCORES = 2**16  # scores of one unrolled stretch of code: beyond that, code grows and nothing is gained
 
 

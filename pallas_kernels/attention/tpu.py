@@ -5,7 +5,6 @@ them, and sum in float32; all others are float32.
 """
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -16,15 +15,9 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight
-from pallas_kernels.attention.tiling import LANES, Tiling
-from pallas_kernels.attention.tpu_kernel import (
-    Arrays,
-    Results,
-    Scalars,
-    Scratch,
-    attention_kernel,
-    split_width,
-)
+from pallas_kernels.attention.tiling import Tiling
+from pallas_kernels.attention.tpu_kernel import Arrays, Results, Scalars, Scratch, attention_kernel
+from pallas_kernels.registers import LANES, padded_bytes, split_width
 
 PAGE_MULTIPLE = LANES  # shorter pages would be padded in HBM, and the pool copied for each call
 
@@ -120,7 +113,7 @@ def attend(
         logsumexp=jax.ShapeDtypeStruct((num_queries, heads, LANES), f32) if with_logsumexp else None,
     )
     context = lanes * columns * page_size
-    held = sum(_padded_bytes(buffer) for buffer in scratch)
+    held = sum(padded_bytes(buffer) for buffer in scratch)
     out, logsumexp = pl.pallas_call(
         functools.partial(
             attention_kernel,
@@ -158,13 +151,3 @@ def attend(
         interpret=interpret,
     )(*scalars, arrays)
     return out, None if logsumexp is None else logsumexp[:, :, 0]
-
-
-def _padded_bytes(buffer: Any) -> int:
-    """What a buffer takes on the chip, where rows are filled up to whole registers."""
-    if buffer is None or getattr(buffer, "memory_space", None) is not pltpu.VMEM:
-        return 0
-    *outer, rows, columns = buffer.shape
-    itemsize = jnp.dtype(buffer.dtype).itemsize
-    row_tile = 32 // itemsize
-    return math.prod(outer) * -(-rows // row_tile) * row_tile * -(-columns // LANES) * LANES * itemsize

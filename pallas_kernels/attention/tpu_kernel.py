@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.attention.tiling import LANES, Tiling
+from pallas_kernels.attention.tiling import Tiling
+from pallas_kernels.registers import LANES, joined, load_parts, store_parts
 
 _LOWEST = -1e30  # below any score, yet finite: exp(-inf - _LOWEST) is 0 where exp(-inf + inf) is NaN
 _NEVER = 2**31 - 1  # no position is behind it
@@ -335,7 +336,7 @@ class _Call:
             q = scratch.q[slot, i].astype(jnp.float32)
             for h in range(self.kv_heads):
                 heads = slice(h * group, (h + 1) * group)
-                _store_parts(scratch.q_rows, h, rows, q[heads])
+                store_parts(scratch.q_rows, h, rows, q[heads])
                 if self.arrays.sinks is not None:
                     scratch.maximum[h, rows, :] = self.arrays.sinks[heads, :]
             first = self.scalars.first_visible[start + i]
@@ -362,12 +363,12 @@ class _Call:
             seen = self.scratch.seen[...] != 0
 
             def head(h: Any) -> None:
-                k = _load_parts(self.scratch.k_rows, h).astype(self.operand)
+                k = load_parts(self.scratch.k_rows, h).astype(self.operand)
                 scores = self.product(self.queries(h), k, (((1,), (1,)), ((), ())))
                 self.add(
                     h,
                     jnp.where(seen, self.cap(scores), -jnp.inf),
-                    [_load_parts(self.scratch.v_rows, h)],
+                    [load_parts(self.scratch.v_rows, h)],
                     token_axis=0,
                 )
 
@@ -389,8 +390,8 @@ class _Call:
             k = scratch.k_new[slot, j].astype(jnp.float32)
             v = scratch.v_new[slot, j].astype(jnp.float32)
             for h in range(self.kv_heads):
-                _store_parts(scratch.k_rows, h, pl.ds(j, 1), k[h : h + 1])
-                _store_parts(scratch.v_rows, h, pl.ds(j, 1), v[h : h + 1])
+                store_parts(scratch.k_rows, h, pl.ds(j, 1), k[h : h + 1])
+                store_parts(scratch.v_rows, h, pl.ds(j, 1), v[h : h + 1])
 
         jax.lax.fori_loop(0, jnp.minimum(count, self.tiling.keys), load, None)
 
@@ -474,7 +475,7 @@ class _Call:
         jax.lax.fori_loop(0, self.tiling.block_pages * self.kv_heads, clear, None)
 
     def queries(self, h: Any) -> jax.Array:
-        return _load_parts(self.scratch.q_rows, h).astype(self.operand)
+        return load_parts(self.scratch.q_rows, h).astype(self.operand)
 
     def stored(self, buffer: Any, slot: Any, page: int, h: Any) -> jax.Array:
         """A page's keys or values of one head, as operands."""
@@ -522,7 +523,7 @@ class _Call:
             seen = total != 0
             divisor = jnp.where(seen, total, 1)
             out = scratch.weighted[h] / divisor[:, :1]
-            _store_parts(scratch.out_rows, h, slice(None), jnp.where(seen[:, :1], out, 0))
+            store_parts(scratch.out_rows, h, slice(None), jnp.where(seen[:, :1], out, 0))
             if scratch.logsumexp is not None:
                 scratch.maximum[h] = jnp.where(seen, scratch.maximum[h] + jnp.log(divisor), -jnp.inf)
 
@@ -533,7 +534,7 @@ class _Call:
             for h in range(self.kv_heads):
                 heads = pl.ds(h * group, group)
                 out = [scratch.out_rows[h, part, rows, :] for part in range(scratch.out_rows.shape[1])]
-                scratch.by_head[heads, :] = _joined(out)
+                scratch.by_head[heads, :] = joined(out)
                 if scratch.logsumexp is not None:
                     scratch.logsumexp[i, heads, :] = scratch.maximum[h, rows, :]
             scratch.out[i] = scratch.by_head[...].astype(scratch.out.dtype)
@@ -542,26 +543,3 @@ class _Call:
         row = self.scalars.query_offsets[tile.lane] + tile.first
         for copy in self.result_copies(row, tile.count):
             copy.start()
-
-
-def split_width(width: int) -> tuple[int, int]:
-    """How many parts a row is kept in, and how wide each is.
-
-    A row at a traced place can be stored where the array is one register wide, and nowhere else.
-    """
-    parts = -(-width // LANES)
-    return parts, width // parts
-
-
-def _store_parts(ref: Any, h: Any, rows: Any, values: jax.Array) -> None:
-    width = ref.shape[-1]
-    for part in range(ref.shape[1]):
-        ref[h, part, rows, :] = values[:, part * width : (part + 1) * width]
-
-
-def _load_parts(ref: Any, h: Any) -> jax.Array:
-    return _joined([ref[h, part] for part in range(ref.shape[1])])
-
-
-def _joined(parts: list[jax.Array]) -> jax.Array:
-    return jnp.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]

@@ -8,8 +8,9 @@ import numpy as np
 from dense_oracle import Lane, causal_mask, dense, pack_bits
 from hypothesis import strategies as st
 
-from pallas_kernels.attention.pages import Pages, allocate, commit_rows
+from pallas_kernels.attention.pages import Pages, allocate
 from pallas_kernels.attention.sight import Sight
+from pallas_kernels.commit.api import commit_rows
 
 LAYERS, LAYER = 2, 1
 

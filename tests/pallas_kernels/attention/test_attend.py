@@ -14,8 +14,9 @@ from dense_oracle import Lane, causal_mask, dense, pack_bits
 from hypothesis import given, settings
 
 from pallas_kernels.attention.api import attend
-from pallas_kernels.attention.pages import Pages, allocate, commit_rows
+from pallas_kernels.attention.pages import Pages, allocate
 from pallas_kernels.attention.sight import Sight, block_sight, causal_sight
+from pallas_kernels.commit.api import commit_rows
 
 HEAD_SIZE = 4
 
