@@ -10,7 +10,11 @@ from pallas_kernels.ahead.child import compile_in_child
 from pallas_kernels.ahead.topology import TOPOLOGIES, library_version
 
 TABLE = pathlib.Path(__file__).parent.parent / "tests" / "pallas_kernels" / "instructions.json"
-COUNTED = {"attention": ("chain", "tree"), "commit": ("round", "chunk")}
+COUNTED = {
+    "attention": ("chain", "tree"),
+    "commit": ("round", "chunk"),
+    "survival": ("16 chains", "128 trees"),
+}
 
 
 def main() -> None:
