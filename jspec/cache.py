@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from jspec.heads import commit_rows
 from pallas_kernels.attention.pages import Pages, allocate
-from pallas_kernels.commit.api import commit_rows
 from pallas_kernels.pytree import pytree
 
 

@@ -17,6 +17,7 @@ from jspec.drafters.head_columns import head_columns
 from jspec.drafters.protocol import Committed, Text
 from jspec.drafters.tree import Ranked
 from jspec.drafters.tree_shape import TreeShape, chain_shape
+from jspec.heads import commit_rows
 from jspec.net import Params
 from jspec.round import Proposal
 from jspec.sampling import SamplingTable
@@ -25,7 +26,6 @@ from jspec.targets.layers import paged, project_float32
 from jspec.targets.view import TargetView
 from pallas_kernels.attention.pages import Pages, allocate
 from pallas_kernels.attention.sight import causal_sight
-from pallas_kernels.commit.api import commit_rows
 from pallas_kernels.pytree import pytree
 
 DRAFT_LENGTH = 5  # of a chain where nobody says; SGLang's number of steps for Llama

@@ -16,7 +16,7 @@ _NO_MEMORY = {
     "dynamic-update-slice", "optimization-barrier", "copy-done", "copy-start", "call",
 }  # fmt: skip
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,9 +58,19 @@ def facts(compiled: Any, dump: pathlib.Path | None = None) -> Program:
 
 
 def made_bytes(text: str) -> list[int]:
-    """Sizes of all arrays that a compiled program's instructions make, except those written in place."""
-    sizes = []
-    for element, dims, operation in _INSTRUCTION.findall(text):
+    """Sizes of all arrays that a compiled program's instructions make, except those written in place.
+
+    What happens inside a fusion makes no array.
+    """
+    fused = set(re.findall(r"calls=%?([\w.-]+)", text))
+    sizes, inside = [], False
+    for line in text.splitlines():
+        if header := re.match(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$", line):
+            inside = header[1] in fused
+        found = _INSTRUCTION.match(line)
+        if found is None or inside:
+            continue
+        element, dims, operation = found.groups()
         if operation not in _NO_MEMORY and element in _ELEMENT_BYTES:
             sizes.append(math.prod(int(d) for d in dims.split(",") if d) * _ELEMENT_BYTES[element])
     return sizes
