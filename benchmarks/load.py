@@ -157,6 +157,7 @@ def main() -> None:
         dtype=options.dtype,
         max_slots=options.max_slots,
         max_context=options.max_context,
+        prefix_cache=False,
         compilation_cache=options.compilation_cache,
     )
     full = with_drafter(plain, options.drafter, draft_length=options.draft_length)

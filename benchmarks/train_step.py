@@ -16,6 +16,7 @@ import sys
 
 import train_step_dflash
 import train_step_eagle3
+from train_step_sizes import ROWS
 
 METHODS = {"dflash": train_step_dflash, "eagle3": train_step_eagle3}
 
@@ -70,7 +71,7 @@ def main() -> None:
         raise SystemExit(f"the two sides do not train alike: losses {first}")
     figures = {}
     for side, sides in turns.items():
-        rate = METHODS[options.method].ROWS / statistics.median(s for one in sides for s in one.seconds)
+        rate = ROWS / statistics.median(s for one in sides for s in one.seconds)
         figures[side] = {"samples_per_second": rate, "peak_gib": max(one.peak_gib for one in sides)}
         print(
             f"{side:6} {rate:6.2f} samples/s   peak {figures[side]['peak_gib']:.2f} GiB   losses {first[side][:3]}"

@@ -1,14 +1,11 @@
 """The DFlash side of train_step.py: the same arrays and loss for jspec and for eager PyTorch."""
 
-import os
-import time
-
 import numpy as np
+from train_step_sizes import HEAD_SIZE, HEADS, HIDDEN, KV_HEADS, MLP, ROWS, VOCABULARY
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, MLP = 576, 2, 9, 3, 64, 1536
-BLOCK, ANCHORS, TOKENS, VOCABULARY, ROWS, STATES = 8, 32, 256, 49152, 8, 2
-GAMMA, RATE, EPS, THETA = 4.0, 6e-4, 1e-5, 10000.0
-CHUNK = 32
+LAYERS, BLOCK, ANCHORS, TOKENS, STATES = 2, 8, 32, 256, 2
+GAMMA, CHUNK = 4.0, 32
+TABLES = ("embedding", "ids", "anchors", "features")  # what is not trained
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -49,101 +46,45 @@ def run_jax(steps: int) -> list[tuple[float, float]]:
     """(seconds, loss) of each step."""
     import jax
     import jax.numpy as jnp
+    from train_step_jspec import TiedTables, decoder, timed_updates, whole_rows
 
     from jspec.drafters.dflash import dflash_leaves
     from jspec.drafters.dflash_net import DFlashConfig
     from jspec.objectives.batch import TrainBatch
     from jspec.objectives.blocks import Blocks
     from jspec.objectives.dflash import DFlashObjective
-    from jspec.sharding import make_mesh
-    from jspec.targets.config import DecoderConfig
-    from jspec.targets.rope import Rope
-    from jspec_train.optimizer import adamw, learning_rate_schedule
-    from jspec_train.step import Trainer
-    from pallas_kernels.pytree import pytree
 
-    @pytree
-    class Tables:
-        table: jax.Array
-
-        def embed(self, ids: jax.Array) -> jax.Array:
-            return self.table[ids]
-
-        def logits(self, hidden: jax.Array) -> jax.Array:
-            return hidden @ self.table.T
+    class Given(DFlashObjective):
+        def choose(self, batch: TrainBatch, key: jax.Array) -> Blocks:
+            return Blocks(anchors=anchors, keep=jnp.ones(anchors.shape, jnp.bool_))
 
     given = arrays()
-    decoder = DecoderConfig(
-        architecture="qwen3",
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=MLP,
-        num_layers=LAYERS,
-        num_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_size=HEAD_SIZE,
-        norm_eps=EPS,
-        max_context=2048,
-        full_rope=Rope(theta=THETA),
-        layer_kinds=("full",) * LAYERS,
-        query_key_norm=True,
-        query_scale=HEAD_SIZE**-0.5,
-    )
+    anchors = jnp.asarray(given["anchors"])
     config = DFlashConfig(
-        decoder=decoder,
+        decoder=decoder("qwen3", LAYERS, query_key_norm=True),
         block_size=BLOCK,
         mask_token_id=VOCABULARY - 1,
         target_layer_ids=tuple(range(STATES)),
         num_target_layers=30,
         target_hidden_size=HIDDEN,
     )
-
-    class Given(DFlashObjective):
-        def choose(self, batch: TrainBatch, key: jax.Array) -> Blocks:
-            return Blocks(anchors=given_anchors, keep=jnp.ones(given_anchors.shape, jnp.bool_))
-
-    given_anchors = jnp.asarray(given["anchors"])
-    leaves = dflash_leaves(config, jnp.dtype(jnp.float32))
-    trainer = Trainer(
-        objective=Given(config=config, num_anchors=ANCHORS, gamma=GAMMA, chunk_blocks=CHUNK),
-        optimizer=adamw(
-            learning_rate_schedule("constant", peak=RATE, total_steps=10**6, warmup_steps=0),
-            max_grad_norm=1.0,
-        ),
-        leaves=leaves,
-        mesh=make_mesh(tensor=1),
-        seed=0,
+    return timed_updates(
+        Given(config=config, num_anchors=ANCHORS, gamma=GAMMA, chunk_blocks=CHUNK),
+        dflash_leaves(config, jnp.dtype(jnp.float32)),
+        given,
+        TiedTables(table=jnp.asarray(given["embedding"])),
+        whole_rows(given["ids"], given["features"], np.ones((ROWS, TOKENS), bool)),
+        steps,
     )
-    index = np.broadcast_to(np.arange(TOKENS, dtype=np.int32), (ROWS, TOKENS))
-    batch = TrainBatch(
-        ids=jnp.asarray(given["ids"]),
-        loss_mask=jnp.ones((ROWS, TOKENS), jnp.bool_),
-        segments=jnp.ones((ROWS, TOKENS), jnp.int32),
-        positions=jnp.asarray(index),
-        features=jnp.asarray(given["features"]),
-    )
-    target = Tables(table=jnp.asarray(given["embedding"]))
-    state = trainer.start(tuple(jnp.asarray(given[leaf.path]) for leaf in leaves))
-    update = jax.jit(trainer.update, donate_argnums=(0,))
-    measured = []
-    for _ in range(steps + 1):
-        start = time.perf_counter()
-        state, report = update(state, (), target, [batch])
-        loss = float(report.terms.loss())
-        measured.append((time.perf_counter() - start, loss))
-    return measured
 
 
 def run_torch(steps: int) -> list[tuple[float, float]]:
     """(seconds, loss) of each step."""
     import torch
     import torch.nn.functional as F
+    from train_step_torch import heads, mlp, norm, rotate, tensors, timed_updates
 
-    torch.set_num_threads(os.cpu_count() or 1)
-    given = {name: torch.from_numpy(array) for name, array in arrays().items()}
-    names = [n for n in given if n not in ("embedding", "ids", "anchors", "features")]
-    weights = {name: torch.nn.Parameter(given[name]) for name in names}
-    optimizer = torch.optim.AdamW(list(weights.values()), lr=RATE, weight_decay=0.0)
+    weights, given = tensors(arrays(), TABLES)
     table, ids, anchors = given["embedding"], given["ids"].long(), given["anchors"].long()
     offsets = torch.arange(BLOCK)
     places = anchors[:, :, None] + offsets
@@ -154,19 +95,6 @@ def run_torch(steps: int) -> list[tuple[float, float]]:
     own = torch.arange(ANCHORS).repeat_interleave(BLOCK)
     context = torch.arange(TOKENS)[None, None] < anchors.repeat_interleave(BLOCK, 1)[:, :, None]
     mask = torch.cat([context, (own[:, None] == own[None]).expand(ROWS, -1, -1)], dim=2)[:, None]
-    frequencies = THETA ** (-torch.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
-
-    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, EPS)
-
-    def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        angle = (positions[..., None] * frequencies)[:, None]
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], dim=-1)
-
-    def heads(x: torch.Tensor, count: int) -> torch.Tensor:
-        return x.view(ROWS, -1, count, HEAD_SIZE).transpose(1, 2)
-
     block_places = places.reshape(ROWS, -1)
     token_places = torch.arange(TOKENS).expand(ROWS, -1)
 
@@ -190,20 +118,10 @@ def run_torch(steps: int) -> list[tuple[float, float]]:
                 q, torch.cat(keys, 2), torch.cat(values, 2), attn_mask=mask, enable_gqa=True
             )
             x = x + out.transpose(1, 2).reshape(ROWS, -1, HEADS * HEAD_SIZE) @ w["attention.output"]
-            read = norm(x, w["mlp_norm"])
-            x = x + (F.silu(read @ w["mlp.gate"]) * (read @ w["mlp.up"])) @ w["mlp.down"]
+            x = mlp(x, w)
         x = norm(x, weights["norm"]).view(ROWS, ANCHORS, BLOCK, HIDDEN)[:, :, 1:]
         logits = x.reshape(-1, HIDDEN) @ table.T
         losses = F.cross_entropy(logits, labels[:, :, 1:].reshape(-1), reduction="none")
         return (losses * decay).sum() / decay.sum()
 
-    measured = []
-    for _ in range(steps + 1):
-        start = time.perf_counter()
-        optimizer.zero_grad()
-        loss = forward()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(list(weights.values()), 1.0)
-        optimizer.step()
-        measured.append((time.perf_counter() - start, loss.item()))
-    return measured
+    return timed_updates(weights, forward, steps)

@@ -5,14 +5,12 @@ and labels of all rows at every depth, and one key more per depth. jspec leaves 
 at; how many those are is a property of the data, here prompts of 256 tokens with answers of 64.
 """
 
-import os
-import time
-
 import numpy as np
+from train_step_sizes import HEAD_SIZE, HEADS, HIDDEN, KV_HEADS, MLP, ROWS, VOCABULARY
 
-HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, MLP = 576, 9, 3, 64, 1536
-TOKENS, ANSWER, ROWS, VOCABULARY, DRAFTED, STATES = 320, 64, 8, 49152, 8192, 3
-DEPTHS, DECAY, RATE, EPS, THETA, CHUNK = 5, 0.8, 6e-4, 1e-5, 10000.0, 16
+TOKENS, ANSWER, DRAFTED, STATES = 320, 64, 8192, 3
+DEPTHS, DECAY, CHUNK = 5, 0.8, 16
+TABLES = ("draft_ids", "embedding", "ids", "features", "last")  # what is not trained
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -41,106 +39,45 @@ def arrays() -> dict[str, np.ndarray]:
         "embedding": normal(VOCABULARY, HIDDEN),
         "ids": rng.integers(0, VOCABULARY, (ROWS, TOKENS), np.int32),
         "features": rng.standard_normal((ROWS, TOKENS, STATES * HIDDEN), np.float32),
-        # Wide.
+        # Wide: the target is surer than chance of what comes next.
         "last": 4 * rng.standard_normal((ROWS, TOKENS, HIDDEN), np.float32),
     }
 
 
-TABLES = ("draft_ids", "embedding", "ids", "features", "last")
-
-
 def run_jax(steps: int) -> list[tuple[float, float]]:
     """(seconds, loss) of each step."""
-    import jax
     import jax.numpy as jnp
+    from train_step_jspec import TiedTables, decoder, timed_updates, whole_rows
 
     from jspec.drafters.eagle_init import eagle_config_for
     from jspec.drafters.eagle_net import eagle_leaves
-    from jspec.objectives.batch import TrainBatch
     from jspec.objectives.eagle3 import Eagle3Objective
     from jspec.objectives.frozen import draft_tables
-    from jspec.sharding import make_mesh
-    from jspec.targets.config import DecoderConfig
-    from jspec.targets.rope import Rope
-    from jspec_train.optimizer import adamw, learning_rate_schedule
-    from jspec_train.step import Trainer
-    from pallas_kernels.pytree import pytree
-
-    @pytree
-    class Tables:
-        table: jax.Array
-
-        def embed(self, ids: jax.Array) -> jax.Array:
-            return self.table[ids]
-
-        def logits(self, hidden: jax.Array) -> jax.Array:
-            return hidden @ self.table.T
 
     given = arrays()
-    target = DecoderConfig(
-        architecture="llama",
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=MLP,
-        num_layers=30,
-        num_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_size=HEAD_SIZE,
-        norm_eps=EPS,
-        max_context=2048,
-        full_rope=Rope(theta=THETA),
-        layer_kinds=("full",) * 30,
-        query_scale=HEAD_SIZE**-0.5,
+    config = eagle_config_for(decoder("llama", 30), kind="eagle3", draft_vocab_size=DRAFTED, own_head=True)
+    target = TiedTables(table=jnp.asarray(given["embedding"]))
+    answers = np.broadcast_to(np.arange(TOKENS) >= TOKENS - ANSWER, (ROWS, TOKENS))
+    return timed_updates(
+        Eagle3Objective(config=config, depths=DEPTHS, decay=DECAY, normaliser="specforge", chunk=CHUNK),
+        eagle_leaves(config, jnp.dtype(jnp.float32)),
+        given,
+        draft_tables(target, HIDDEN, jnp.asarray(given["draft_ids"]), VOCABULARY),
+        whole_rows(given["ids"], np.concatenate([given["features"], given["last"]], axis=2), answers),
+        steps,
+        frozen=("draft_ids",),
     )
-    config = eagle_config_for(target, kind="eagle3", draft_vocab_size=DRAFTED, own_head=True)
-    leaves = eagle_leaves(config, jnp.dtype(jnp.float32))
-    trainer = Trainer(
-        objective=Eagle3Objective(
-            config=config, depths=DEPTHS, decay=DECAY, normaliser="specforge", chunk=CHUNK
-        ),
-        optimizer=adamw(
-            learning_rate_schedule("constant", peak=RATE, total_steps=10**6, warmup_steps=0),
-            max_grad_norm=1.0,
-        ),
-        leaves=leaves,
-        mesh=make_mesh(tensor=1),
-        seed=0,
-        frozen=frozenset({"draft_ids"}),
-    )
-    index = np.broadcast_to(np.arange(TOKENS, dtype=np.int32), (ROWS, TOKENS))
-    batch = TrainBatch(
-        ids=jnp.asarray(given["ids"]),
-        loss_mask=jnp.asarray(index >= TOKENS - ANSWER),
-        segments=jnp.ones((ROWS, TOKENS), jnp.int32),
-        positions=jnp.asarray(index),
-        features=jnp.asarray(np.concatenate([given["features"], given["last"]], axis=2)),
-    )
-    draft_ids = jnp.asarray(given["draft_ids"])
-    tables = draft_tables(Tables(table=jnp.asarray(given["embedding"])), HIDDEN, draft_ids, VOCABULARY)
-    state = trainer.start(tuple(jnp.asarray(given[leaf.path]) for leaf in leaves))
-    update = jax.jit(trainer.update, donate_argnums=(0,))
-    measured = []
-    for _ in range(steps + 1):
-        start = time.perf_counter()
-        state, report = update(state, (draft_ids,), tables, [batch])
-        loss = float(report.terms.loss())
-        measured.append((time.perf_counter() - start, loss))
-    return measured
 
 
 def run_torch(steps: int) -> list[tuple[float, float]]:
     """(seconds, loss) of each step."""
     import torch
-    import torch.nn.functional as F
+    from train_step_torch import heads, mlp, norm, rotate, tensors, timed_updates
 
-    torch.set_num_threads(os.cpu_count() or 1)
-    given = {name: torch.from_numpy(array) for name, array in arrays().items()}
-    weights = {name: torch.nn.Parameter(given[name]) for name in given if name not in TABLES}
-    optimizer = torch.optim.AdamW(list(weights.values()), lr=RATE, weight_decay=0.0)
+    weights, given = tensors(arrays(), TABLES)
     table, ids, drafted = given["embedding"], given["ids"].long(), given["draft_ids"].long()
     member = torch.zeros(VOCABULARY, dtype=torch.bool)
     member[drafted] = True
-    frequencies = THETA ** (-torch.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
     supervised = (torch.arange(TOKENS) >= TOKENS - ANSWER).expand(ROWS, -1).clone()
     supervised[:, -1] = False
     causal = torch.full((TOKENS, TOKENS), float("-inf")).triu(1)
@@ -152,17 +89,6 @@ def run_torch(steps: int) -> list[tuple[float, float]]:
         if count < values.shape[1]:
             out[:, : values.shape[1] - count] = values[:, count:]
         return out
-
-    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, EPS)
-
-    def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        angle = positions[:, None] * frequencies
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], dim=-1)
-
-    def heads(x: torch.Tensor, count: int) -> torch.Tensor:
-        return x.view(ROWS, TOKENS, count, HEAD_SIZE).transpose(1, 2)
 
     w = {name.removeprefix("layers.0."): p for name, p in weights.items()}
 
@@ -181,8 +107,7 @@ def run_torch(steps: int) -> list[tuple[float, float]]:
         for index, (_, v) in enumerate(cache[1:]):
             out = out + probs[..., TOKENS + index, None] * v
         state = state + out.transpose(1, 2).reshape(ROWS, TOKENS, -1) @ w["attention.output"]
-        read = norm(state, w["mlp_norm"])
-        return state + (F.silu(read @ w["mlp.gate"]) * (read @ w["mlp.up"])) @ w["mlp.down"]
+        return mlp(state, w)
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
@@ -205,13 +130,4 @@ def run_torch(steps: int) -> list[tuple[float, float]]:
                 out.argmax(-1)
         return loss
 
-    measured = []
-    for _ in range(steps + 1):
-        start = time.perf_counter()
-        optimizer.zero_grad()
-        loss = forward()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(list(weights.values()), 1.0)
-        optimizer.step()
-        measured.append((time.perf_counter() - start, loss.item()))
-    return measured
+    return timed_updates(weights, forward, steps)

@@ -37,6 +37,14 @@ COMMANDS = {
         "Measure seconds per round on this machine, for scheduled verification.",
     ),
     "bench": ("jspec.commands.bench:bench", "Measure drafters against plain decoding in one run."),
+    "serve": (
+        "jspec_serve.commands.serve:serve_command",
+        "Serve a target and a drafter over HTTP, as OpenAI's API.",
+    ),
+    "batch": (
+        "jspec_serve.commands.batch:batch_command",
+        "Answer a file of requests in OpenAI's batch format.",
+    ),
 }
 
 # Ours: that one of them lacks a module is a fault, not something to install.
@@ -81,7 +89,7 @@ def run(name: str, arguments: list[str]) -> None:
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] in PACKAGES:
             raise
-        extra = "train" if module.startswith("jspec_train") else "cli"
+        extra = {"jspec_train": "train", "jspec_serve": "serve"}.get(module.partition(".")[0], "cli")
         raise ValueError(
             f"expected the package {missing.name}, got none; pip install 'jspec[{extra}]'"
         ) from missing

@@ -69,7 +69,8 @@ class Round:
     """What propose hands to the other two programs."""
 
     proposal: Proposal
-    survival: Float[Array, "lanes drafts"]  # of the draft tokens; all ones unless verification is scheduled
+    # Of all tokens that were drafted, those behind the proposal's included; all ones unless it is scheduled.
+    survival: Float[Array, "lanes drafted"]
     verify_lengths: Int[Array, "lanes"]
     nodes: Nodes
 
@@ -127,14 +128,14 @@ def propose(
     if drafts:
         view = TargetView(params=models.target, cache=cache, target=method.target)
         drafted = method.drafter.draft(models.drafter, view, state.drafter, lanes, slots.text, slots.table)
-        proposal = limit(drafted, slots, lanes, certain_lengths, drafts)
+        proposal = limit(drafted, slots, cache.lengths, lanes, certain_lengths, drafts)
     else:
-        proposal = no_proposal(bucket.lanes)
+        drafted = proposal = no_proposal(bucket.lanes)
     if method.scheduled:
-        survival = survival_of(proposal, method.confidence_curve)
+        survival = survival_of(drafted, method.confidence_curve)
     else:
-        survival = jnp.ones(proposal.tokens.shape, jnp.float32)
-    verify_lengths = allot(survival, proposal.lengths, lanes, budget)
+        survival = jnp.ones(drafted.tokens.shape, jnp.float32)
+    verify_lengths = allot(survival[:, :drafts], proposal.lengths, lanes, budget)
     nodes = pack(bucket, slots.text, cache.lengths, lanes, certain_lengths, proposal, verify_lengths)
     return Round(proposal=proposal, survival=survival, verify_lengths=verify_lengths, nodes=nodes)
 
@@ -198,7 +199,11 @@ def settle(
     cache = commit(cache, executed.pending, path, lanes)
     text = append(slots.text, lanes, block, emitted)
     committed = Committed(
-        features=executed.features, positions=nodes.positions, path=path, context_lengths=context_lengths
+        features=executed.features,
+        positions=nodes.positions,
+        path=path,
+        context_lengths=context_lengths,
+        is_first=context_lengths == slots.starts[rows],
     )
     view = TargetView(params=models.target, cache=cache, target=method.target)
     drafter, ready = method.drafter.absorb(models.drafter, view, state.drafter, lanes, text, committed)

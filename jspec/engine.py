@@ -12,8 +12,10 @@ from jspec.buckets import Ladder
 from jspec.decode import Method, Models, State
 from jspec.intake import Intake
 from jspec.pages import PagePool
+from jspec.prefix_cache import PrefixCache
 from jspec.programs import Programs
 from jspec.prompts import Prompt
+from jspec.request import Request
 from jspec.results import Piece, Result
 from jspec.round import Proposal
 from jspec.runner import Runner
@@ -53,6 +55,7 @@ class Engine:
         max_stop_ids: int = 8,
         costs: RoundCosts | None = None,
         typical: Sequence[float] | None = None,
+        prefix_cache: bool | None = None,
         seed: int = 0,
     ):
         """Allocates the cache and the slots; compiles nothing yet.
@@ -71,6 +74,9 @@ class Engine:
           max_stop_ids: EOS and stop token ids that one request may have.
           costs: of rounds by bucket, so that the schedule can choose; None = every draft token is verified.
           typical: mean survival of draft token 1, 2, ..., for the schedule's first rounds; None = unknown.
+          prefix_cache: whether requests share the pages of texts that begin alike. None = if that costs nothing:
+            where layers have a window, True lets them keep the whole context, as a ring of pages cannot be
+            shared. See `prefix_cache` and `jspec.prefix_cache`.
           seed: of the requests that set none.
 
         Raises:
@@ -96,7 +102,17 @@ class Engine:
             max_commit=max(chunks[-1], drafter.draft_depth) + 1,
             max_slots=max_slots,
             total_tokens=cache_tokens,
+            rings=not prefix_cache,
         )
+        self._prefixes = PrefixCache(
+            self._pool, enabled=self._pool.keeps_whole_context if prefix_cache is None else prefix_cache
+        )
+        if prefix_cache is None and not self.prefix_cache:
+            log.info(
+                "prefix cache: off, as %s has layers with a window, whose pages are rings; prefix_cache=True lets "
+                "them keep the whole context",
+                target.identity,
+            )
         self._intake = Intake(
             vocab_size=target.vocab_size,
             tokenizer=tokenizer,
@@ -109,7 +125,7 @@ class Engine:
         self._runner = Runner(
             method=self.method,
             models=models,
-            pool=self._pool,
+            prefixes=self._prefixes,
             max_slots=max_slots,
             max_context=self.max_context,
             max_stop_ids=max_stop_ids,
@@ -132,6 +148,16 @@ class Engine:
     @models.setter
     def models(self, models: Models) -> None:
         self._runner.models = models
+        self.forget_prefixes()
+
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether requests share the pages of texts that begin alike. False by itself where layers have a window."""
+        return self._prefixes.enabled
+
+    def forget_prefixes(self) -> None:
+        """Empties the prefix cache: what comes next is executed whole, as in a new engine."""
+        self._prefixes.clear()
 
     @property
     def programs(self) -> Programs:
@@ -229,6 +255,16 @@ class Engine:
         session.add(prompts, settings)  # here, not in the generator: a wrong prompt is refused at once
         return pieces_of(session)
 
+    def prepare(
+        self, prompts: Prompt | Sequence[Prompt], settings: Settings | Sequence[Settings] | None = None
+    ) -> list[Request]:
+        """Checks and encodes prompts for `Session.enqueue`; arguments as for `generate`. Any thread may ask.
+
+        Raises:
+          ValueError: a prompt or a setting is unusable.
+        """
+        return self._intake.requests(prompts, settings)
+
     def session(self, *, timings: Timings | None = None, observer: Observer | None = None) -> Session:
         """Requests that can be added while others run, and a step at a time; see `Session`.
 
@@ -257,6 +293,8 @@ class Engine:
         for length in prompt_lengths:
             for remaining in range(length, 0, -(self.ladder.chunks[-1] + 1)):
                 buckets.add(self.ladder.prefill(remaining))
+            if self.prefix_cache:  # any part of a prompt may be left to execute
+                buckets.update(self.ladder.prefill(min(chunk + 1, length)) for chunk in self.ladder.chunks)
         for count in range(1, lanes + 1):
             if self.costs is not None:
                 buckets.update(self.ladder.scheduled(count))
@@ -269,8 +307,8 @@ class Engine:
 
     @property
     def free_pages(self) -> tuple[int, ...]:
-        """Free cache pages per layer group."""
-        return self._pool.free_pages
+        """Cache pages per layer group that requests could get now, those of the prefix cache included."""
+        return self._prefixes.free_pages
 
 
 def pieces_of(session: Session) -> Iterator[Piece]:

@@ -27,10 +27,8 @@ class Intake:
         self,
         prompts: Prompt | Sequence[Prompt],
         settings: Settings | Sequence[Settings] | None,
-        *,
-        first: int = 0,
     ) -> list[Request]:
-        """One request per prompt, numbered from `first` on. Errors count prompts from 0.
+        """One request per prompt, numbered from 0 on. Nothing is changed by it, so any thread may ask.
 
         Raises:
           ValueError: naming the first prompt or setting that is unusable.
@@ -44,7 +42,7 @@ class Intake:
             per_prompt = _listed(settings, len(listed))
             names = [f"settings[{index}]." for index in range(len(listed))]
         return [
-            dataclasses.replace(self._request(index, prompt, one, name), index=first + index)
+            self._request(index, prompt, one, name)
             for index, (prompt, one, name) in enumerate(zip(listed, per_prompt, names, strict=True))
         ]
 

@@ -38,10 +38,12 @@ def load(
     max_slots: int = 8,
     max_context: int | None = None,
     cache_tokens: int | None = None,
+    page_size: int = 128,
     block_verification: bool = False,
     schedule: str | Path | RoundCosts | None = None,
     calibration: str | Path | Calibration | None = None,
     max_log_probs: int = 20,
+    prefix_cache: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     compilation_cache: str | Path | None = None,
     seed: int = 0,
@@ -60,11 +62,14 @@ def load(
       max_slots: requests that run together.
       max_context: tokens of prompt and answer per request; None = the model's limit, 4096 at most.
       cache_tokens: tokens that the cache holds over all requests; None = max_slots x max_context.
+      page_size: tokens per page of the cache: texts share whole pages.
       block_verification: verify sampled requests without a seed by whole blocks (arXiv 2403.10444).
       schedule: cost table of `jspec profile`, by which the drafter's confidence decides how much is verified;
         None = every draft token is.
       calibration: file of `jspec calibrate` for that confidence; None = it is taken as it is.
       max_log_probs: most alternatives a request may ask for.
+      prefix_cache: whether requests share the pages of texts that begin alike, which are then not executed
+        again. None = yes, but for targets with window layers: True lets these keep the whole context.
       mesh: devices to shard over; None = the default device.
       compilation_cache: folder to keep compiled programs in between runs; None = as JAX is configured.
       seed: for requests that set none.
@@ -89,6 +94,7 @@ def load(
         mesh,
         tree=tree,
         num_target_layers=loaded.target.num_layers,
+        tokenizer=tokenizer.identity,
     )
     plan = resolve_schedule(
         schedule,
@@ -112,9 +118,11 @@ def load(
         max_slots=max_slots,
         max_context=limit,
         cache_tokens=cache_tokens,
+        page_size=page_size,
         cache_dtype=DTYPES[dtype],
         costs=plan.costs,
         typical=plan.typical,
+        prefix_cache=prefix_cache,
         seed=seed,
     )
 
@@ -140,6 +148,7 @@ def with_drafter(
         mesh,
         tree=tree,
         num_target_layers=engine.method.target.num_layers,
+        tokenizer=None if engine.tokenizer is None else engine.tokenizer.identity,
     )
     plan = resolve_schedule(
         schedule,
@@ -163,6 +172,7 @@ def with_drafter(
         max_stop_ids=engine.max_stop_ids,
         costs=plan.costs,
         typical=plan.typical,
+        prefix_cache=engine.prefix_cache,
     )
 
 
@@ -250,8 +260,19 @@ def resolve_drafter(
     *,
     tree: TreeShape | None = None,
     num_target_layers: int | None = None,
+    tokenizer: str | None = None,
 ) -> tuple[Drafter, Any]:
     """A drafter and its parameters for a name, a checkpoint folder or a drafter.
+
+    Args:
+      drafter: see `load`.
+      params: see `drafter_params` of `load`.
+      draft_length: see `load`.
+      dtype: of the weights.
+      mesh: splits them as the target's; None = the default device.
+      tree: see `load`.
+      num_target_layers: of the target; None = not known.
+      tokenizer: identity of the target's; None = not known.
 
     Raises:
       ValueError, FileNotFoundError: nothing of that name, or an argument that it has no use for.
@@ -291,6 +312,7 @@ def resolve_drafter(
             tree=tree,
             mesh=mesh,
             num_target_layers=num_target_layers,
+            tokenizer=tokenizer,
         )
         return loaded.drafter, loaded.params
     if not isinstance(drafter, Drafter):

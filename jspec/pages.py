@@ -1,6 +1,7 @@
 """Which pages belong to whom: a free list per layer group, reserved whole before a request starts."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,6 +32,7 @@ class PagePool:
         max_commit: int,
         max_slots: int,
         total_tokens: int | None = None,
+        rings: bool = True,
     ):
         """
         Args:
@@ -40,16 +42,17 @@ class PagePool:
           max_slots: requests that run together.
           max_commit: most tokens that one round commits to a slot.
           total_tokens: tokens that fit in the full-context groups; None = max_slots x max_context.
+          rings: False = window groups, too, keep the whole context, so that their pages can be shared.
         """
         self.page_size = page_size
         self.columns = -(-max_context // page_size)
         whole = max_slots * self.columns if total_tokens is None else -(-total_tokens // page_size)
         self._rings = tuple(
-            self.columns if layout.window is None else self._ring(layout.window, max_commit)
+            self.columns if layout.window is None or not rings else self._ring(layout.window, max_commit)
             for layout in layouts
         )
         self.num_pages = tuple(
-            whole if layout.window is None else max_slots * ring
+            whole if layout.window is None or not rings else max_slots * ring
             for layout, ring in zip(layouts, self._rings, strict=True)
         )
         self._free = [list(range(count)) for count in self.num_pages]
@@ -66,20 +69,32 @@ class PagePool:
         """Whether an empty pool could hold such a request."""
         return all(need <= have for need, have in zip(self.needed(tokens), self.num_pages, strict=True))
 
+    @property
+    def keeps_whole_context(self) -> bool:
+        """Whether every page of a request holds the same tokens for as long as it runs, in every group."""
+        return all(ring == self.columns for ring in self._rings)
+
     def reserve(self, tokens: int) -> Reservation | None:
         """Takes the pages, or None if some group has too few free ones now."""
-        needed = self.needed(tokens)
-        if any(need > len(free) for need, free in zip(needed, self._free, strict=True)):
-            return None
-        taken = tuple(
-            tuple(free.pop() for _ in range(need)) for need, free in zip(needed, self._free, strict=True)
-        )
-        return Reservation(pages=taken)
+        pages = self.take(self.needed(tokens))
+        return None if pages is None else Reservation(pages=pages)
 
     def release(self, reservation: Reservation) -> None:
         """Gives the pages back."""
-        for free, pages in zip(self._free, reservation.pages, strict=True):
-            free.extend(pages)
+        self.give_back(reservation.pages)
+
+    def take(self, counts: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
+        """So many pages of each group, or None if some group has too few free ones now."""
+        if any(count > len(free) for count, free in zip(counts, self._free, strict=True)):
+            return None
+        return tuple(
+            tuple(free.pop() for _ in range(count)) for count, free in zip(counts, self._free, strict=True)
+        )
+
+    def give_back(self, pages: Sequence[Sequence[int]]) -> None:
+        """Frees pages of each group."""
+        for free, more in zip(self._free, pages, strict=True):
+            free.extend(more)
 
     def table_rows(self, reservation: Reservation) -> tuple[np.ndarray, ...]:
         """Page table row of each group: the pages in order, repeated along the row."""

@@ -24,8 +24,12 @@ class Admission:
     """A request as arrays, ready to be written into a slot."""
 
     slot: Int[Array | np.ndarray, ""]
-    tokens: Int[Array | np.ndarray, "capacity"]  # the prompt, then zeros
+    tokens: Int[
+        Array | np.ndarray, "capacity"
+    ]  # the prompt and what was emitted before a preemption, then zeros
+    text_length: Int[Array | np.ndarray, ""]
     prompt_length: Int[Array | np.ndarray, ""]
+    start: Int[Array | np.ndarray, ""]  # tokens whose pages the prefix cache had
     limit: Int[Array | np.ndarray, ""]
     draft_cap: Int[Array | np.ndarray, ""]
     page_rows: tuple[Int[Array | np.ndarray, "columns"], ...]  # page table row of each layer group
@@ -33,28 +37,29 @@ class Admission:
 
 
 def admit(state: State, admission: Admission) -> State:
-    """Puts a request into its slot: nothing committed yet, its whole prompt known."""
+    """Puts a request into its slot: committed up to its start, its whole text known."""
     slots, cache = state.slots, state.cache
     slot, tokens = jnp.asarray(admission.slot), jnp.asarray(admission.tokens)
-    prompt_length = jnp.asarray(admission.prompt_length)
+    text_length, prompt_length = jnp.asarray(admission.text_length), jnp.asarray(admission.prompt_length)
     groups = tuple(
         Group(pages=group.pages, page_table=group.page_table.at[slot].set(row))
         for group, row in zip(cache.groups, admission.page_rows, strict=True)
     )
     return State(
-        cache=Cache(groups=groups, lengths=cache.lengths.at[slot].set(0)),
+        cache=Cache(groups=groups, lengths=cache.lengths.at[slot].set(admission.start)),
         drafter=state.drafter,
         slots=Slots(
             text=Text(
                 tokens=slots.text.tokens.at[slot].set(tokens),
-                lengths=slots.text.lengths.at[slot].set(prompt_length),
+                lengths=slots.text.lengths.at[slot].set(text_length),
             ),
             prompt_lengths=slots.prompt_lengths.at[slot].set(prompt_length),
+            starts=slots.starts.at[slot].set(admission.start),
             limits=slots.limits.at[slot].set(admission.limit),
             draft_caps=slots.draft_caps.at[slot].set(admission.draft_cap),
             live=slots.live.at[slot].set(True),
             table=write_row(slots.table, slot, admission.settings),
-            history=admit_history(slots.history, slot, tokens, prompt_length),
+            history=admit_history(slots.history, slot, tokens, text_length, prompt_length),
         ),
     )
 

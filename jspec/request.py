@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jspec.pages import Reservation
+from jspec.prefix_cache import Lease
 from jspec.results import Counters, Result, TokenLogProb
 from jspec.settings import Settings
 from jspec.text.output import Output
@@ -18,8 +18,13 @@ class Request:
     limit: int  # text length at which it ends
     output: Output
     slot: int = -1
-    reservation: Reservation | None = None
+    priority: int = 0  # greater ones are admitted first
+    lease: Lease | None = None  # pages, while it has a slot
+    started: float | None = None  # time.perf_counter() when it first got a slot
     committed: int = 0  # tokens in the cache, the prompt's included
+    known_at_admission: int = 0  # tokens that are executed before it emits one
+    reused: int = 0
+    preemptions: int = 0
     ready: int = 0  # draft tokens that the drafter has at most for the next round
     token_ids: list[int] = dataclasses.field(default_factory=list)
     log_probs: list[TokenLogProb] = dataclasses.field(default_factory=list)
@@ -40,9 +45,20 @@ class Request:
         return len(self.prompt_ids) + len(self.token_ids)
 
     @property
+    def text(self) -> tuple[int, ...]:
+        """The prompt and what was emitted, a final stop token included."""
+        return (*self.prompt_ids, *self.token_ids)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that were known at admission and are still to be executed: the prompt's, or what a preemption
+        took."""
+        return self.known_at_admission - self.committed
+
+    @property
     def prefilling(self) -> bool:
-        """Whether prompt tokens before the last one are still to be executed."""
-        return not self.token_ids and self.committed < len(self.prompt_ids)
+        """Whether it has not emitted a token since it was admitted."""
+        return self.remaining > 0
 
     def count(
         self,
@@ -81,6 +97,8 @@ class Request:
             accept_histogram=tuple(self.accept_histogram),
             budget=self.budget,
             unusable_confidences=self.unusable,
+            reused=self.reused,
+            preemptions=self.preemptions,
         )
 
     def result(self, *, simulated: bool, scheduled: bool) -> Result:

@@ -32,6 +32,8 @@ class Counters:
         0.0  # draft tokens that its rounds had room to verify, divided evenly among their requests
     )
     unusable_confidences: int = 0  # of draft tokens: NaN or outside [0, 1], read as 1 by the schedule
+    reused: int = 0  # prompt tokens that were not executed: the prefix cache had them
+    preemptions: int = 0  # each executes tokens again, and emits one token in a round that is not counted
 
     @property
     def mean_commit_length(self) -> float | None:
@@ -69,6 +71,8 @@ def add(counters: Sequence[Counters]) -> Counters:
         accept_histogram=tuple(histogram),
         budget=sum(c.budget for c in counters),
         unusable_confidences=sum(c.unusable_confidences for c in counters),
+        reused=sum(c.reused for c in counters),
+        preemptions=sum(c.preemptions for c in counters),
     )
 
 
@@ -80,7 +84,10 @@ class Piece:
     text: str  # final text; may be empty while a character or a possible stop string is incomplete
     token_ids: tuple[int, ...]
     drafted: tuple[bool, ...]  # per token: True = a draft token that was accepted
+    verified: int | None = None  # draft tokens that the target executed; None = the round of a prompt's end
+    log_probs: tuple[TokenLogProb, ...] | None = None  # one per token; None = not asked for
     finish_reason: str | None = None  # "stop", "length" or "error: ..." on the last piece
+    reused: int = 0  # prompt tokens that the prefix cache had; the same on all of a request's pieces
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jspec.buckets import Bucket
 from jspec.cache import new_cache
 from jspec.decode import Method, Models, Report, Round, State
-from jspec.pages import PagePool
+from jspec.prefix_cache import PrefixCache
 from jspec.programs import Admission, Programs
 from jspec.request import Request
 from jspec.sampling import settings_row
@@ -26,7 +26,7 @@ class Runner:
         *,
         method: Method,
         models: Models,
-        pool: PagePool,
+        prefixes: PrefixCache,
         max_slots: int,
         max_context: int,
         max_stop_ids: int,
@@ -38,11 +38,12 @@ class Runner:
         target, drafter = method.target, method.drafter
         self.method, self.models = method, models
         self.programs = Programs(method)
-        self.pool = pool
+        self.prefixes = prefixes
         self.free_slots = list(range(max_slots))
         self.generations = [0] * max_slots  # requests that each slot has had
         self._eos_ids, self._max_stop_ids = tuple(eos_ids), max_stop_ids
         self._rng = np.random.default_rng(seed)
+        pool = prefixes.pool
         cache = new_cache(
             target.groups,
             max_slots=max_slots,
@@ -62,14 +63,20 @@ class Runner:
         """Puts a request into a free slot; False if there is no slot or not enough cache now."""
         if not self.free_slots:
             return False
-        reservation = self.pool.reserve(request.limit)
-        if reservation is None:
+        text = request.text
+        lease = self.prefixes.reserve(text, request.limit)
+        if lease is None:
             return False
-        request.slot, request.reservation = self.free_slots.pop(0), reservation
+        request.slot, request.lease = self.free_slots.pop(0), lease
+        request.committed, request.known_at_admission = lease.start, len(text)
+        if not request.preemptions:
+            request.reused = lease.start
         self.generations[request.slot] += 1
         settings = request.settings
         tokens = np.zeros((self.state.slots.text.tokens.shape[1],), np.int32)
-        tokens[: len(request.prompt_ids)] = request.prompt_ids
+        tokens[: len(text)] = text
+        # After a preemption, too, a request without a seed gets a new one: the old one's coins may have been used
+        # at the lengths at which rounds begin now.
         seed = int(self._rng.integers(2**32)) if settings.seed is None else settings.seed
         draft_cap, vocab_size = self.method.drafter.draft_length, self.method.target.vocab_size
         if settings.draft_length is not None:
@@ -77,10 +84,12 @@ class Runner:
         admission = Admission(
             slot=np.asarray(request.slot, np.int32),
             tokens=tokens,
+            text_length=np.asarray(len(text), np.int32),
             prompt_length=np.asarray(len(request.prompt_ids), np.int32),
+            start=np.asarray(lease.start, np.int32),
             limit=np.asarray(request.limit, np.int32),
             draft_cap=np.asarray(draft_cap, np.int32),
-            page_rows=self.pool.table_rows(reservation),
+            page_rows=self.prefixes.pool.table_rows(lease.reservation),
             settings=settings_row(
                 settings, settings.stop_ids(self._eos_ids), seed, vocab_size, self._max_stop_ids
             ),
@@ -92,17 +101,34 @@ class Runner:
             raise
         return True
 
+    def has_room(self, request: Request, without: Sequence[Request] = ()) -> bool:
+        """Whether `admit` would find a slot and pages, had the requests `without` left."""
+        leases = [other.lease for other in without if other.lease is not None]
+        return bool(self.free_slots or leases) and self.prefixes.has_room(request.text, request.limit, leases)
+
+    def publish(self, request: Request) -> None:
+        """Lets later requests use the whole pages that a request has filled, as far as its text was not cut."""
+        assert request.lease is not None
+        # Both lengths are the host's: it knows of stop strings, past which the device may have committed.
+        if self.prefixes.unpublished(request.lease, request.committed, request.known):
+            self.prefixes.publish(request.lease, request.committed, request.text)
+
+    def distrust(self, request: Request) -> None:
+        """Keeps later requests from what a broken one computed, and from all that begins as its text does."""
+        assert request.lease is not None
+        self.prefixes.forget(request.lease)
+
     def leave(self, request: Request) -> None:
         """Frees what a request held. The device row may still be live: end it there, too."""
         self._release(request)
         self.state = self.programs.halt(self.state, request.slot)
 
     def _release(self, request: Request) -> None:
-        assert request.reservation is not None
-        self.pool.release(request.reservation)
+        assert request.lease is not None
+        self.prefixes.release(request.lease)
         self.free_slots.append(request.slot)
         self.free_slots.sort()
-        request.reservation = None
+        request.lease = None
 
     def round(
         self, bucket: Bucket, active: Sequence[Request], timings: Timings | None = None

@@ -162,22 +162,28 @@ def admit_history(
     history: History,
     slot: Int[Array, ""],
     tokens: Int[Array, "capacity"],
+    text_length: Int[Array, ""],
     prompt_length: Int[Array, ""],
 ) -> History:
-    """Gives a slot the history of a new request: its prompt seen, nothing emitted.
+    """Gives a slot the history of a request: its prompt seen, and the rest of its text emitted.
 
     Args:
       history: donated by the caller for an update in place.
       slot: the request's.
-      tokens: the prompt; entries at or past prompt_length are ignored.
-      prompt_length: at most the capacity.
+      tokens: the text; entries at or past text_length are ignored.
+      text_length: at most the capacity.
+      prompt_length: at most text_length; less only after a preemption.
     """
     vocab_size = history.prompt_seen.shape[1]
     index = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    ids = jnp.where((index < prompt_length) & (tokens >= 0), tokens, vocab_size)
-    seen = jnp.zeros((vocab_size,), jnp.bool_).at[ids].set(True, mode="drop")
+    ids = jnp.where((index < text_length) & (tokens >= 0), tokens, vocab_size)
+    emitted = index >= prompt_length
+    seen = jnp.zeros((vocab_size,), jnp.bool_)
+    seen = seen.at[jnp.where(emitted, vocab_size, ids)].set(True, mode="drop")
+    counts = jnp.zeros((vocab_size,), jnp.int32)
+    counts = counts.at[jnp.where(emitted, ids, vocab_size)].add(1, mode="drop")
     return History(
-        output_counts=history.output_counts.at[slot].set(0),
+        output_counts=history.output_counts.at[slot].set(counts),
         prompt_seen=history.prompt_seen.at[slot].set(seen),
     )
 

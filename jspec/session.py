@@ -1,6 +1,7 @@
 """Requests that come and go: added at any time, moved on by one round at a time."""
 
-import collections
+import bisect
+import time
 from collections.abc import Callable, Sequence
 
 from jspec.buckets import Bucket, Ladder
@@ -43,14 +44,25 @@ class Session:
         """See `jspec.engine.Engine.session`."""
         self._runner, self._intake, self._ladder, self._scheduler = runner, intake, ladder, scheduler
         self._timings, self._observer = timings, observer
-        self._waiting: collections.deque[Request] = collections.deque()
+        self._waiting: list[Request] = []  # in the order in which they will be admitted
         self._running: dict[int, Request] = {}  # by slot
-        self._requests: list[Request] = []
+        self._requests: dict[int, Request] = {}  # by number, until they are forgotten
+        self._next_index = 0
 
     def add(
-        self, prompts: Prompt | Sequence[Prompt], settings: Settings | Sequence[Settings] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        settings: Settings | Sequence[Settings] | None = None,
+        *,
+        priority: int = 0,
     ) -> list[int]:
-        """Puts requests at the end of the queue; arguments as for `Engine.generate`.
+        """Puts requests at the end of the queue; see `Engine.generate` for prompts and settings.
+
+        Args:
+          prompts: one or several.
+          settings: for all of them, or one each.
+          priority: requests of a greater one are admitted first, and may have running ones of a lesser one put
+            back into the queue. Within one, the first to come is the first to be admitted.
 
         Returns:
           Their numbers, which pieces carry as `index`: 0, 1, 2, ... in the order in which they were added.
@@ -58,10 +70,44 @@ class Session:
         Raises:
           ValueError: a prompt or a setting is unusable; none of them was added then.
         """
-        requests = self._intake.requests(prompts, settings, first=len(self._requests))
-        self._requests.extend(requests)
-        self._waiting.extend(requests)
+        return self.enqueue(self._intake.requests(prompts, settings), priority=priority)
+
+    def enqueue(self, requests: Sequence[Request], *, priority: int = 0) -> list[int]:
+        """Puts requests that `Engine.prepare` made into the queue; see `add`.
+
+        Returns:
+          Their numbers, as `add` does.
+        """
+        for request in requests:
+            request.index, request.priority = self._next_index, priority
+            self._next_index += 1
+            self._requests[request.index] = request
+            bisect.insort(self._waiting, request, key=_rank)
         return [request.index for request in requests]
+
+    def cancel(self, index: int) -> None:
+        """Ends the request of that number, if it has not ended, and frees its slot; it gives no more pieces."""
+        request = self._requests[index]
+        if request.finish_reason is not None:
+            return
+        request.finish_reason = "cancelled"
+        if self._running.get(request.slot) is request:
+            self._runner.leave(request)
+            del self._running[request.slot]
+        else:
+            self._waiting = [other for other in self._waiting if other is not request]
+
+    def forget(self, index: int) -> None:
+        """Drops a request that has ended, so that a session without end does not grow.
+
+        Raises:
+          ValueError: it still waits or runs.
+        """
+        if self._requests[index].finish_reason is None:
+            raise ValueError(
+                f"index: expected a request that has ended, got {index}, which has not; cancel it first"
+            )
+        del self._requests[index]
 
     @property
     def busy(self) -> bool:
@@ -78,8 +124,13 @@ class Session:
         """Requests that have a slot."""
         return len(self._running)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no slot yet."""
+        return len(self._waiting)
+
     def result(self, index: int) -> Result:
-        """The finished request of that number."""
+        """The request of that number, which has ended."""
         scheduled = self._scheduler is not None
         simulated = self._runner.method.drafter.simulated
         return self._requests[index].result(simulated=simulated, scheduled=scheduled)
@@ -96,20 +147,17 @@ class Session:
         """
         if not self.busy:
             return []
-        while self._waiting and self._runner.admit(self._waiting[0]):
-            request = self._waiting.popleft()
-            self._running[request.slot] = request
+        self._admit()
         if not self._running:
-            first, pool = self._waiting[0], self._runner.pool
+            first, prefixes = self._waiting[0], self._runner.prefixes
             raise RuntimeError(
                 f"prompts[{first.index}]: expected a free slot and cache for {first.limit} tokens, got "
-                f"{len(self._runner.free_slots)} slots and {pool.free_pages[0] * pool.page_size} tokens; "
-                "finish or close other streams"
+                f"{len(self._runner.free_slots)} slots and {prefixes.free_pages[0] * prefixes.pool.page_size} "
+                "tokens; finish or close other streams"
             )
-        prefilling = next((r for r in self._running.values() if r.prefilling), None)
+        prefilling = self._prefilling()
         if prefilling is not None:
-            remaining = len(prefilling.prompt_ids) - prefilling.committed
-            return self._round(self._ladder.prefill(remaining), [prefilling])
+            return self._round(self._ladder.prefill(prefilling.remaining), [prefilling])
         active = [self._running[slot] for slot in sorted(self._running)]
         if bucket is not None:
             return self._round(bucket, active)
@@ -124,6 +172,63 @@ class Session:
         bucket = self._scheduler.choose(lanes)
         return self._round(bucket, active, lanes)
 
+    def _admit(self) -> None:
+        """Gives slots to those whose turn it is.
+
+        A request comes in when the prompts before it are done, not earlier: only then does it find in the
+        prefix cache what they have in common.
+        """
+        while self._waiting:
+            request, prefilling = self._waiting[0], self._prefilling()
+            if prefilling is not None and prefilling.priority >= request.priority:
+                return
+            if self._runner.admit(request):
+                del self._waiting[0]
+                self._running[request.slot] = request
+                if request.started is None:
+                    request.started = time.perf_counter()
+                continue
+            victims = self._victims(request)
+            if not victims:
+                return
+            for victim in victims:
+                self.preempt(victim.index)
+
+    def _prefilling(self) -> Request | None:
+        """The running request whose prompt is executed next."""
+        return min((r for r in self._running.values() if r.prefilling), key=_rank, default=None)
+
+    def _victims(self, request: Request) -> list[Request]:
+        """Running requests of lesser priority that have to go so that this one can come in; none if that
+        does not help."""
+        lesser = [r for r in self._running.values() if r.priority < request.priority]
+        lesser.sort(key=_rank, reverse=True)
+        for count in range(1, len(lesser) + 1):
+            if self._runner.has_room(request, lesser[:count]):
+                return lesser[:count]
+        return []
+
+    def preempt(self, index: int) -> None:
+        """Takes a running request's slot and pages, and puts it back into the queue, at its old place.
+
+        It goes on later with the text that it has. What the prefix cache still has of it then is not executed
+        again. A greedy request, or one with a seed, emits what it would have emitted.
+
+        Raises:
+          ValueError: it is not running.
+        """
+        request = next((r for r in self._running.values() if r.index == index), None)
+        if request is None:
+            raise ValueError(
+                f"index: expected one of the running requests {sorted(r.index for r in self._running.values())}, "
+                f"got {index}; a request that waits or has finished has no slot to give up"
+            )
+        del self._running[request.slot]
+        self._runner.leave(request)
+        request.committed = request.ready = 0
+        request.preemptions += 1
+        bisect.insort(self._waiting, request, key=_rank)
+
     def _round(self, bucket: Bucket, active: list[Request], lanes: Lanes | None = None) -> list[Piece]:
         round_, report = self._runner.round(bucket, active, self._timings)
         if lanes is not None and self._scheduler is not None and bucket.budget:
@@ -133,6 +238,10 @@ class Session:
         pieces, budget = [], bucket.nodes - len(active) if bucket.budget else 0
         for lane, request in enumerate(active):
             piece = self._take(request, lane, report, budget / len(active))
+            if report.finish[lane] == Finish.BROKEN:
+                self._runner.distrust(request)
+            else:
+                self._runner.publish(request)
             if request.finish_reason is not None:
                 self._runner.leave(request)
                 del self._running[request.slot]
@@ -182,8 +291,10 @@ class Session:
             )
         request.token_ids.extend(ids)
         request.ready = self._ready(request, int(report.ready[lane]))
+        log_probs = None
         if request.settings.log_probs is not None:
-            request.log_probs.extend(self._log_probs(request, lane, report, ids))
+            log_probs = tuple(self._log_probs(request, lane, report, ids))
+            request.log_probs.extend(log_probs)
         if not ids and request.finish_reason is None:
             return None
         return Piece(
@@ -191,7 +302,10 @@ class Session:
             text=text,
             token_ids=tuple(ids),
             drafted=tuple(drafted),
+            verified=None if was_prefilling else int(report.verified[lane]),
+            log_probs=log_probs,
             finish_reason=request.finish_reason,
+            reused=request.reused,
         )
 
     def _ready(self, request: Request, drafts: int) -> int:
@@ -212,3 +326,8 @@ class Session:
             )
             for i, token in enumerate(ids)
         ]
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    """Lower ones come first."""
+    return -request.priority, request.index

@@ -139,13 +139,18 @@ class Settings:
                         "use ids of this model's tokenizer"
                     )
         banned = {id_ for id_, bias in self.logit_bias.items() if bias == -math.inf}
-        left = set(range(vocab_size) if self.allowed_token_ids is None else self.allowed_token_ids) - banned
+        if banned or self.allowed_token_ids is not None:
+            left = (
+                set(range(vocab_size) if self.allowed_token_ids is None else self.allowed_token_ids) - banned
+            )
+        else:
+            left = range(vocab_size)  # a set of so many, for every request, would take its time
         if not left:
             raise ValueError(
                 "allowed_token_ids: expected a token that logit_bias does not ban, "
                 f"got {self.allowed_token_ids!r}; allow or unban at least one"
             )
-        if self.min_tokens and left <= set(self.stop_ids(eos_ids)):
+        if self.min_tokens and set(self.stop_ids(eos_ids)).issuperset(left):
             raise ValueError(
                 f"min_tokens: expected 0 when only stop ids may be emitted, got {self.min_tokens}; "
                 "allow a token that does not stop, or set min_tokens=0"

@@ -15,6 +15,7 @@ class Slots:
 
     text: Text
     prompt_lengths: Int[Array, "slots"]
+    starts: Int[Array, "slots"]  # tokens that were committed at admission: the prefix cache had them
     limits: Int[Array, "slots"]  # text length (prompt included) at which the request ends
     draft_caps: Int[Array, "slots"]  # draft tokens allowed per round; 0 = speculation off for this request
     live: Bool[Array, "slots"]  # set by admission, cleared by `cut`: a late round finds it and does nothing
@@ -41,6 +42,7 @@ def empty_slots(max_slots: int, max_context: int, vocab_size: int, max_stop_ids:
     return Slots(
         text=Text(tokens=jnp.zeros((max_slots, max_context), jnp.int32), lengths=zeros()),
         prompt_lengths=zeros(),
+        starts=zeros(),
         limits=zeros(),
         draft_caps=zeros(),
         live=jnp.zeros((max_slots,), bool),

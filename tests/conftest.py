@@ -30,19 +30,33 @@ EXTENDED_MODULES = {
     "test_live_chunks",
     "test_rollouts",
     "test_sequential_objectives",
+    "test_check_eagle",
+    "test_eagle_mesh",
     "test_eagle_training",
     "test_sequential_training",
 }
-EXTENDED_DRAFTERS = {"fork", "tree", "eagle3", "eagle3-tree", "dspark", "domino"}
+EXTENDED_DRAFTERS = {"fork", "tree", "eagle3", "eagle3-tree", "dflash", "dspark", "domino"}
 EXTENDED_CASES = re.compile(r"\[(eagle3|eagle31|peagle|dspark|domino|f_dspark|x_domino)")
 MAX_MAPS = 20_000  # of vm.max_map_count, 65,530 by default; beyond it XLA aborts
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_disable_most_optimizations", True)  # but see all_optimisations
 # Several test modules build the same programs; the cache also makes a second run much faster.
 jax.config.update(
     "jax_compilation_cache_dir", str(pathlib.Path(__file__).parent.parent / ".pytest_cache" / "compiled")
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+@pytest.fixture(autouse=True)
+def all_optimisations(request):
+    """For tests marked `optimized`; in others XLA leaves most out, as tiny models compile for longer than they run."""
+    if request.node.get_closest_marker("optimized") is None:
+        yield
+        return
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -43,8 +43,13 @@ def profile(
       progress: told what happens.
 
     Raises:
-      ValueError: no room for the rounds in the engine's context.
+      ValueError: no room for the rounds in the engine's context, or a prefix cache.
     """
+    if engine.prefix_cache:
+        raise ValueError(
+            "engine: expected one without a prefix cache, which spares it the prompts that are timed; load it with "
+            "prefix_cache=False"
+        )
     steps = (rounds + 1) * (engine.ladder.draft_length + 1)
     counts = sorted({engine.ladder.lanes(count) for count in lane_sweep(engine.max_slots)})
     needed = context + max(len(engine.ladder.scheduled(count)) for count in counts) * steps + 1

@@ -41,6 +41,12 @@ PROMPTS: dict[str, tuple[str, ...]] = {
         "Why do people keep diaries?",
         "Tell me about the history of the bicycle.",
     ),
+    "math": (
+        "A baker sells 14 loaves in the morning and twice as many in the afternoon. A loaf costs 3 euros. How much money "
+        "does he take in that day? Think step by step.",
+        "A train leaves at 9:40 and arrives at 13:05. It stops twice for 10 minutes. How long does it move? Show your work.",
+        "Solve for x and explain every step: 3x + 7 = 2x - 5 + 18.",
+    ),
     "rewrite": (
         f"Please proofread the following text. Reply with the corrected text only.\n\n{_STORY}",
         f"Rewrite this text and correct any spelling mistakes:\n\n{_RECIPE.replace('onions', 'onoins')}",

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,15 +40,25 @@ def simulate(
 ) -> Outcome:
     """Decodes the traces' requests in a closed loop: when one ends, the next takes its slot, over and over.
 
-    It ends once as many tokens were emitted as all traces hold, so that slots never run empty. The schedule is the one that an engine uses, its relay and lag included.
+    It ends once as many tokens were emitted as all traces hold, so that slots never run empty. The schedule is the
+    one that an engine uses, its relay and lag included.
 
     Args:
       traces: of as many draft tokens each.
       costs: of rounds; prompts cost nothing here.
       policy: "plain", "full" (every draft token verified) or "scheduled".
       concurrency: requests that run together.
-      max_slots: of the engine.
+      max_slots: of the engine, at least `concurrency`.
+
+    Raises:
+      ValueError: an unknown policy, or more requests than slots.
     """
+    if policy not in POLICIES:
+        raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, got {policy!r}; pick one of these")
+    if not 1 <= concurrency <= max_slots:
+        raise ValueError(
+            f"concurrency: expected 1 to the {max_slots} slots, got {concurrency}; raise max_slots"
+        )
     draft_length = traces[0].confidence.shape[1]
     ladder = Ladder(max_slots=max_slots, draft_length=draft_length, chunks=(1,))
     typical = np.mean([np.cumprod(t.confidence, axis=1).mean(axis=0) for t in traces], axis=0)
@@ -139,6 +150,7 @@ class Roofline:
     """Rounds of an accelerator: weights are read once, and past a number of nodes arithmetic is the limit.
 
     Args:
+      draft_length: draft tokens.
       ridge: nodes that take as long as reading the weights.
       tile: nodes are rounded up to a multiple, which makes stairs.
       overhead: of a round, as a fraction of reading the weights.
@@ -146,11 +158,11 @@ class Roofline:
       weights: seconds of reading the weights.
     """
 
+    draft_length: int
     ridge: float
     tile: int = 1
     overhead: float = 0.1
     draft: float = 0.1
-    draft_length: int = 7
     weights: float = 0.01
 
     def round_seconds(self, requests: int, bucket: Bucket, context: int) -> float:
@@ -162,14 +174,20 @@ class Roofline:
         return max(1.0, -(-nodes // self.tile) * self.tile / self.ridge)
 
 
-CURVES: Mapping[str, RoundCosts] = {
-    "flat": Roofline(ridge=math.inf),
-    "roofline": Roofline(ridge=64.0),
-    "stairs of 32": Roofline(ridge=64.0, tile=32),
-    "stairs of 64": Roofline(ridge=96.0, tile=64),
-    "dear drafts": Roofline(ridge=32.0, draft=0.4),
-    "arithmetic": Roofline(ridge=4.0, overhead=0.3),
+# Of accelerators, by name; see `Roofline`.
+CURVES: Mapping[str, Mapping[str, Any]] = {
+    "flat": {"ridge": math.inf},
+    "roofline": {"ridge": 64.0},
+    "stairs of 32": {"ridge": 64.0, "tile": 32},
+    "stairs of 64": {"ridge": 96.0, "tile": 64},
+    "dear drafts": {"ridge": 32.0, "draft": 0.4},
+    "arithmetic": {"ridge": 4.0, "overhead": 0.3},
 }
+
+
+def curve_costs(name: str, draft_length: int) -> Roofline:
+    """The costs of one of `CURVES` for a drafter of so many draft tokens."""
+    return Roofline(draft_length=draft_length, **CURVES[name])
 
 
 def compare(

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from jspec.checkpoints.dflash_config import ARCHITECTURE, ARCHITECTURE_2, copies_of_the_target, read_config
+from jspec.checkpoints.dflash_config import copies_of_the_target, read_config
 from jspec.checkpoints.dflash_tensors import dflash_name, dflash_origins, target_hidden_size
 from jspec.checkpoints.draft_vocabulary import check_ids, check_vocabulary_file
 from jspec.checkpoints.hf_target import read_json
@@ -28,8 +28,6 @@ from jspec.drafters.domino import domino
 from jspec.drafters.dspark import dspark
 from jspec.drafters.tree_shape import TreeShape
 from jspec.targets.decoder import decoder_units
-
-__all__ = ["ARCHITECTURE", "ARCHITECTURE_2", "LoadedDrafter", "dflash_from_tensors", "load_dflash"]
 
 
 def load_dflash(

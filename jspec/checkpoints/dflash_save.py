@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from jspec.checkpoints.dflash_config import ARCHITECTURE, ARCHITECTURE_2, read_config
 from jspec.checkpoints.dflash_speculators import speculators_values
 from jspec.checkpoints.dflash_tensors import dflash_origins
+from jspec.checkpoints.hf_rope import rope_keys
 from jspec.checkpoints.new_folder import new_folder
 from jspec.checkpoints.safetensors_files import SINGLE
 from jspec.checkpoints.sequential_config import DEEPSPEC, DOMINO, DSPARK, head_values, stated_block_size
@@ -21,7 +22,6 @@ from jspec.drafters.dflash import dflash_leaves
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.net import Params
 from jspec.targets.config import DecoderConfig
-from jspec.targets.rope import Linear, Llama3, Rope, Yarn
 
 Layout = Literal["sglang", "speculators", "deepspec"]
 _ARCHITECTURES = {"DFlash": ARCHITECTURE, "DFlash 2": ARCHITECTURE_2, "DSpark": DSPARK, "Domino": DOMINO}
@@ -234,15 +234,18 @@ def _layers(config: DFlashConfig) -> dict[str, Any]:
     """What the layers do: neither the target's side of a `DecoderConfig` nor what no layer uses."""
     decoder = config.decoder
     fields = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(decoder)}
-    for name in ("architecture", "tied_head", "embedding_scale", "final_softcap", "window_rope"):
+    for name in ("architecture", "tied_head", "embedding_scale", "final_softcap"):
         del fields[name]
-    return fields | {"window": decoder.window if "window" in decoder.layer_kinds else None}
+    windows = "window" in decoder.layer_kinds
+    return fields | {
+        "window": decoder.window if windows else None,
+        "window_rope": decoder.rope("window") if windows else None,
+    }
 
 
 def _layer_values(decoder: DecoderConfig) -> dict[str, Any]:
     kinds = {"full": "full_attention", "window": "sliding_attention"}
     windows = "window" in decoder.layer_kinds
-    rope = rope_values(decoder.full_rope)
     return {
         "attention_bias": decoder.qkv_bias,
         "attention_dropout": 0.0,
@@ -259,50 +262,10 @@ def _layer_values(decoder: DecoderConfig) -> dict[str, Any]:
         "num_hidden_layers": decoder.num_layers,
         "num_key_value_heads": decoder.num_kv_heads,
         "rms_norm_eps": decoder.norm_eps,
-        # The new form and the old one: each is read by somebody who does not know the other.
-        "rope_parameters": rope,
-        "rope_scaling": None if rope["rope_type"] == "default" else rope,
-        "rope_theta": decoder.full_rope.theta,
+        **rope_keys(decoder),
         "sliding_window": decoder.window if windows else None,
         "tie_word_embeddings": False,
         "use_cache": True,
         "use_sliding_window": windows,
         "vocab_size": decoder.vocab_size,
     }
-
-
-def rope_values(rope: Rope) -> dict[str, Any]:
-    """The `rope_parameters` of transformers 5 for a rotary embedding.
-
-    Raises:
-      ValueError: its frequencies were read from a GGUF file as they are, without the rule behind them.
-    """
-    stated: dict[str, Any] = {"rope_theta": rope.theta}
-    match rope.scaling:
-        case None:
-            return stated | {"rope_type": "default"}
-        case Linear(factor=factor):
-            return stated | {"rope_type": "linear", "factor": factor}
-        case Llama3() as rule:
-            return stated | {
-                "rope_type": "llama3",
-                "factor": rule.factor,
-                "low_freq_factor": rule.low_freq_factor,
-                "high_freq_factor": rule.high_freq_factor,
-                "original_max_position_embeddings": rule.original_context,
-            }
-        case Yarn() as rule:
-            return stated | {
-                "rope_type": "yarn",
-                "factor": rule.factor,
-                "original_max_position_embeddings": rule.original_context,
-                "attention_factor": rule.attention_factor,
-                "beta_fast": rule.beta_fast,
-                "beta_slow": rule.beta_slow,
-                "truncate": rule.truncate,
-            }
-        case other:
-            raise ValueError(
-                f"config.decoder.full_rope: expected a rule with a name, got {type(other).__name__}; "
-                "train with one of those that config.json can state"
-            )

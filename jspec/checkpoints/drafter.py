@@ -7,6 +7,7 @@ from jax.typing import DTypeLike
 
 from jspec.checkpoints import dflash_config, eagle_config
 from jspec.checkpoints.dflash import load_dflash
+from jspec.checkpoints.draft_vocabulary import read_draft_vocabulary
 from jspec.checkpoints.eagle import load_eagle
 from jspec.checkpoints.hf_target import read_json
 from jspec.checkpoints.loaded_drafter import LoadedDrafter
@@ -23,6 +24,7 @@ def load_drafter(
     tree: TreeShape | None = None,
     mesh: Mesh | None = None,
     num_target_layers: int | None = None,
+    tokenizer: str | None = None,
 ) -> LoadedDrafter[DFlash] | LoadedDrafter[Eagle]:
     """Loads an EAGLE, EAGLE-3, P-EAGLE, DFlash, DFlash 2, DSpark or Domino drafter.
 
@@ -33,10 +35,15 @@ def load_drafter(
       tree: for EAGLE and DFlash drafters, a shape to draft instead of a chain.
       mesh: splits weights as the target's; None = the default device.
       num_target_layers: of the target, for EAGLE-3 checkpoints that do not name their captured layers.
+      tokenizer: identity of the target's: the ids of a reduced vocabulary that was trained here mean something
+        with the tokenizer alone that they were counted with. None = not checked.
 
     Raises:
-      ValueError: another method, or something in the folder that is missing, unknown or damaged.
+      ValueError: another method or tokenizer, or something in the folder that is missing, unknown or damaged.
     """
+    vocabulary = read_draft_vocabulary(Path(path))
+    if vocabulary is not None and tokenizer is not None:
+        vocabulary.check_tokenizer(tokenizer)
     values = read_json(Path(path) / "config.json")
     if eagle_config.architecture_of(values) is not None:
         return load_eagle(

@@ -180,7 +180,7 @@ def _eagle3(architecture: str, values: Mapping[str, Any]) -> EagleSettings:
         decoder=decoder,
         parallel=architecture == PEAGLE,
         tied=bool(values.get("tie_word_embeddings")),
-        wide_layers="all" if architecture == DEEPSPEC else "first",
+        wide_layers="all" if architecture == DEEPSPEC and decoder.num_layers > 1 else "first",
         layer_ids=layer_ids,
         num_states=len(layer_ids) if layer_ids is not None else num_states,
         target_hidden_size=_size("target_hidden_size", take("target_hidden_size")) or decoder.hidden_size,
@@ -204,7 +204,7 @@ def _decoder(
     if plain.setdefault("model_type", kinds[0]) not in kinds:
         raise ValueError(f"model_type: expected {' or '.join(kinds)}, got {plain['model_type']!r}")
     plain["tie_word_embeddings"] = False
-    return config_from_hf(plain)
+    return config_from_hf(plain, llama_windows=True)
 
 
 def _layer_ids(take: Callable[[str], Any]) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""The config.json of EAGLE drafters in the `speculators` library's layout, as one of SGLang's layout.
+"""The config.json of EAGLE drafters in the `speculators` library's layout, to and from one of SGLang's layout.
 
 Layer ids are one higher there: 0 is the embedding. `norm_output` has SGLang's meaning.
 
@@ -6,14 +6,17 @@ Source: vllm-project/speculators, models/eagle3/config.py, models/peagle/config.
 0.1), and vllm, transformers_utils/configs/speculators/algos.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from jspec.checkpoints.dflash_speculators import VERSION
 
 _TYPES = {
     "eagle": "LlamaForCausalLMEagle",
     "eagle3": "LlamaForCausalLMEagle3",
     "peagle": "PEagleDraftModel",
 }
+_NAMES = {"eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel"}  # of the library's own classes
 _KEPT = (
     *("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm", "norm_output"),
     *("mask_token_id", "num_target_layers"),
@@ -72,6 +75,52 @@ def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
         plain["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [i - 1 for i in ids]}
     kept = {key: values[key] for key in _KEPT if values.get(key) is not None}
     return plain | kept | {"norm_before_residual": values["norm_before_residual"]}
+
+
+def speculators_values(
+    plain: Mapping[str, Any],
+    *,
+    draft_length: int,
+    target_name: str | None,
+    target_architectures: Sequence[str],
+) -> dict[str, Any]:
+    """A config.json of this layout for one of SGLang's, as `jspec.checkpoints.eagle_save` makes it.
+
+    Args:
+      plain: the settings of an EAGLE-3 or P-EAGLE drafter.
+      draft_length: that the library proposes to draft.
+      target_name: hub id or path of the target, from where the library takes what the files do not hold.
+      target_architectures: of the target's config.json.
+    """
+    kind = next(kind for kind, name in _TYPES.items() if [name] == plain["architectures"])
+    own = {*_KEPT, "norm_before_residual", "eagle_config", "architectures", "dtype", "bias"}
+    width = plain["target_hidden_size"]
+    method = {
+        "proposal_type": "greedy",
+        "speculative_tokens": draft_length,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    values = {
+        "architectures": [_NAMES[kind]],
+        "dtype": plain["dtype"],
+        "eagle_aux_hidden_state_layer_ids": [
+            i + 1 for i in plain["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+        ],
+        "norm_before_residual": plain.get("norm_before_residual", False),
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method],
+            "verifier": {"name_or_path": target_name, "architectures": list(target_architectures)},
+        },
+        "speculators_model_type": kind,
+        "speculators_version": VERSION,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": {key: value for key, value in sorted(plain.items()) if key not in own},
+    }
+    kept = {key: plain[key] for key in _KEPT if key in plain}
+    return values | kept | {"target_hidden_size": None if width == plain["hidden_size"] else width}
 
 
 def _eagle(values: Mapping[str, Any]) -> dict[str, Any]:

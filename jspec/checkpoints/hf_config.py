@@ -23,9 +23,16 @@ from jspec.checkpoints.hf_rope import rope_from_hf
 from jspec.targets.config import DecoderConfig, LayerKind, layer_kinds
 from jspec.targets.rope import Rope
 
+_ROPE_KINDS = frozenset({"full_attention", "sliding_attention"})
 
-def config_from_hf(values: Mapping[str, Any]) -> DecoderConfig:
+
+def config_from_hf(values: Mapping[str, Any], *, llama_windows: bool = False) -> DecoderConfig:
     """Reads the parsed `config.json` of a Llama, Qwen2, Qwen3 or Gemma 3 (text part) model.
+
+    Args:
+      values: the settings.
+      llama_windows: a Llama's `layer_types` and `sliding_window` count. Drafters are written so; as a target it
+        has no windows, whatever its config says, so there the keys are refused.
 
     Raises:
       ValueError: on an unknown architecture, a missing or unknown key, or a value that asks for
@@ -47,7 +54,9 @@ def config_from_hf(values: Mapping[str, Any]) -> DecoderConfig:
         )
     if model_type == "gemma3":
         values = _text_part(values)
-    return _read(MODEL_TYPES[model_type], values)
+    if model_type == "llama" and llama_windows:
+        values = {"layer_types": None, "sliding_window": None, **values}
+    return _read(MODEL_TYPES[model_type], values, llama_windows)
 
 
 def _text_part(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -125,7 +134,7 @@ class _Keys:
                 )
 
 
-def _read(architecture: str, values: Mapping[str, Any]) -> DecoderConfig:
+def _read(architecture: str, values: Mapping[str, Any], llama_windows: bool) -> DecoderConfig:
     keys = _Keys(architecture, values)
     gemma, qwen = architecture == "gemma3", architecture in ("qwen2", "qwen3")
     hidden_size, num_heads = keys.size("hidden_size"), keys.size("num_attention_heads")
@@ -145,7 +154,7 @@ def _read(architecture: str, values: Mapping[str, Any]) -> DecoderConfig:
             f"hidden_act: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}; not supported"
         )
     attention_bias = keys.flag("attention_bias") if architecture != "qwen2" else False
-    kinds, window = _layers(keys, num_layers, gemma=gemma, qwen=qwen)
+    kinds, window = _layers(keys, num_layers, gemma=gemma, qwen=qwen, llama_windows=llama_windows)
     full_rope, window_rope = _ropes(keys, max_position, gemma=gemma)
     config = DecoderConfig(
         architecture=architecture,
@@ -180,10 +189,10 @@ def _read(architecture: str, values: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _layers(
-    keys: _Keys, num_layers: int, *, gemma: bool, qwen: bool
+    keys: _Keys, num_layers: int, *, gemma: bool, qwen: bool, llama_windows: bool
 ) -> tuple[tuple[LayerKind, ...], int | None]:
     """Which layers have a window, and its size (null if no layer has one)."""
-    if not gemma and not qwen:
+    if not (gemma or qwen or llama_windows):
         return layer_kinds([False] * num_layers), None
     window = keys.take("sliding_window")
     if qwen and not keys.flag("use_sliding_window"):
@@ -192,6 +201,12 @@ def _layers(
     if gemma:
         pattern = keys.size("sliding_window_pattern")
         derived = [bool((i + 1) % pattern) for i in range(num_layers)]
+    elif not qwen:
+        if types is None and window is not None:
+            raise ValueError(
+                f"layer_types: expected the kind of every layer with sliding_window {window}, got none; add it"
+            )
+        derived = [False] * num_layers
     else:
         first = keys.take("max_window_layers")
         derived = [window is not None and i >= first for i in range(num_layers)]
@@ -224,30 +239,33 @@ def _ropes(keys: _Keys, max_position: int, *, gemma: bool) -> tuple[Rope, Rope]:
         )
     original = keys.take("original_max_position_embeddings")
     full, window = new or old, new or old
-    thetas: dict[str, Any] = {}
-    if gemma:
-        if new and not set(new) <= {"full_attention", "sliding_attention"}:
+    if new and (gemma or set(new) & _ROPE_KINDS):
+        if not set(new) <= _ROPE_KINDS:
             raise ValueError(
                 f"rope_parameters: expected full_attention and sliding_attention inside, got {sorted(new)}"
             )
-        # The old form scales the full layers only.
-        full, window = (new.get("full_attention"), new.get("sliding_attention")) if new else (old, None)
+        full, window = new.get("full_attention"), new.get("sliding_attention")
         for kind in (full, window):
             if kind is not None and not isinstance(kind, Mapping):
                 raise ValueError(f"rope_parameters: expected a dict per layer kind, got {kind!r}")
-        thetas["window"] = ("rope_local_base_freq", window)
-    thetas["full"] = ("rope_theta", full)
-    bases = {kind: _theta(keys, key, settings) for kind, (key, settings) in thetas.items()}
+    elif gemma:
+        window = None  # The old form scales the full layers only.
+    base = _theta(keys, "rope_theta", full)
+    if gemma:
+        window_base = _theta(keys, "rope_local_base_freq", window)
+    else:
+        window_base = base if window is full or not _states_theta(window) else None
     return (
-        rope_from_hf(full, theta=bases["full"], max_position=max_position, original=original),
-        rope_from_hf(
-            window, theta=bases.get("window", bases["full"]), max_position=max_position, original=original
-        ),
+        rope_from_hf(full, theta=base, max_position=max_position, original=original),
+        rope_from_hf(window, theta=window_base, max_position=max_position, original=original),
     )
 
 
 def _theta(keys: _Keys, key: str, settings: Mapping[str, Any] | None) -> Any:
     """The base beside the rope settings; the default counts only if they do not hold one either."""
     value = keys.take(key)
-    stated = settings is not None and settings.get("rope_theta") is not None
-    return None if stated and key not in keys.values else value
+    return None if _states_theta(settings) and key not in keys.values else value
+
+
+def _states_theta(settings: Mapping[str, Any] | None) -> bool:
+    return settings is not None and settings.get("rope_theta") is not None

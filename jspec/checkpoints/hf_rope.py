@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jspec.targets.config import DecoderConfig
 from jspec.targets.rope import Linear, Llama3, Rope, Yarn, yarn_attention_factor
 
 # Keys that each rule reads; any other one is refused.
@@ -48,7 +49,7 @@ def rope_from_hf(
     if kinds or kind not in RULES:
         raise ValueError(
             f"rope_type: expected one of {', '.join(RULES)}, got {' and '.join([kind, *kinds])}; "
-            "this rope rule is not supported"
+            "no other rule is supported: use a model that was trained with one of these"
         )
     unknown = sorted(set(settings) - _EVERY_RULE - RULES[kind])
     if unknown:
@@ -122,3 +123,58 @@ def _number(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ValueError(f"{key}: expected a positive number, got {value!r}")
     return float(value)
+
+
+def rope_keys(decoder: DecoderConfig) -> dict[str, Any]:
+    """The keys of config.json about the rotary embedding, in the new form and the old one.
+
+    Each is read by somebody who does not know the other; only the new one can state two rules.
+
+    Raises:
+      ValueError: see `rope_values`.
+    """
+    rope = rope_values(decoder.full_rope)
+    scaling = None if rope["rope_type"] == "default" else rope
+    if "window" in decoder.layer_kinds and decoder.rope("window") != decoder.full_rope:
+        rope, scaling = (
+            {"full_attention": rope, "sliding_attention": rope_values(decoder.rope("window"))},
+            None,
+        )
+    return {"rope_parameters": rope, "rope_scaling": scaling, "rope_theta": decoder.full_rope.theta}
+
+
+def rope_values(rope: Rope) -> dict[str, Any]:
+    """The `rope_parameters` of transformers 5 for a rotary embedding.
+
+    Raises:
+      ValueError: its frequencies were read from a GGUF file as they are, without the rule behind them.
+    """
+    stated: dict[str, Any] = {"rope_theta": rope.theta}
+    match rope.scaling:
+        case None:
+            return stated | {"rope_type": "default"}
+        case Linear(factor=factor):
+            return stated | {"rope_type": "linear", "factor": factor}
+        case Llama3() as rule:
+            return stated | {
+                "rope_type": "llama3",
+                "factor": rule.factor,
+                "low_freq_factor": rule.low_freq_factor,
+                "high_freq_factor": rule.high_freq_factor,
+                "original_max_position_embeddings": rule.original_context,
+            }
+        case Yarn() as rule:
+            return stated | {
+                "rope_type": "yarn",
+                "factor": rule.factor,
+                "original_max_position_embeddings": rule.original_context,
+                "attention_factor": rule.attention_factor,
+                "beta_fast": rule.beta_fast,
+                "beta_slow": rule.beta_slow,
+                "truncate": rule.truncate,
+            }
+        case other:
+            raise ValueError(
+                f"config.decoder.full_rope: expected a rule with a name, got {type(other).__name__}; "
+                "train with one of those that config.json can state"
+            )

@@ -10,7 +10,7 @@ from rich.console import Console
 from jspec.bench.costs import best_draft_length, round_costs
 from jspec.bench.measure import measure
 from jspec.bench.prompts import PROMPTS, read_prompts
-from jspec.bench.simulate import CURVES, compare
+from jspec.bench.simulate import CURVES, compare, curve_costs
 from jspec.bench.table import as_json, cost_table, measurement_table, round_table, simulation_table
 from jspec.bench.traces import load_traces, synthetic_traces
 from jspec.commands.options import DEFAULT_CACHE, Calibration, CompilationCache, Dtype, Model, Schedule
@@ -19,7 +19,7 @@ from jspec.drafters.tree_shape import parse_tree
 from jspec.engine import Engine
 from jspec.loading import NAMES, load, with_drafter
 from jspec.results import add
-from jspec.schedule.costs import RoundCosts, load_costs
+from jspec.schedule.costs import MeasuredCosts, RoundCosts, load_costs
 from jspec.settings import Settings
 
 
@@ -27,7 +27,8 @@ def bench(
     model: Model = None,
     drafter: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
     draft_length: Annotated[
-        int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")
+        list[int] | None,
+        typer.Option(help="Draft tokens per round; default the drafter's own. May be given several times."),
     ] = None,
     tree: Annotated[
         list[str] | None,
@@ -62,8 +63,20 @@ def bench(
     """Measures drafters against plain decoding of the same prompts; with a schedule, also scheduled ones."""
     console = Console()
     if simulate:
+        given = {
+            "drafter": drafter,
+            "tree": tree,
+            "task": task,
+            "prompts": prompts,
+            "calibration": calibration,
+        }
+        for name, value in {**given, "json": output}.items():
+            if value:
+                raise ValueError(f"{name}: expected none with --simulate, got {value}; drop one of them")
         show_simulation(console, traces, schedule)
         return
+    if traces is not None:
+        raise ValueError(f"traces: expected none without --simulate, got {str(traces)!r}; drop it")
     settings = Settings(max_tokens=max_tokens, temperature=temperature, seed=seed if temperature else None)
     if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
         raise ValueError(
@@ -78,17 +91,26 @@ def bench(
     chosen = {name: texts for name, texts in tasks.items() if not task or name in task}
     chats = {name: [[{"role": "user", "content": text}] for text in texts] for name, texts in chosen.items()}
     with console.status("loading the model") as status:
-        plain = load(model, drafter="plain", dtype=dtype, max_slots=1, compilation_cache=compilation_cache)
+        plain = load(
+            model,
+            drafter="plain",
+            dtype=dtype,
+            max_slots=1,
+            prefix_cache=False,  # prompts are repeated only to measure them again
+            compilation_cache=compilation_cache,
+        )
         engines = {"plain": plain}
         for name in drafter or ["ngram"]:
-            engines[name] = with_drafter(plain, name, draft_length=draft_length)
+            for length in draft_length or (None,):
+                variant = f"{name} {length}" if draft_length and len(draft_length) > 1 else name
+                engines[variant] = with_drafter(plain, name, draft_length=length)
+                if schedule is not None:
+                    engines[f"{variant} scheduled"] = with_drafter(
+                        plain, name, draft_length=length, schedule=schedule, calibration=calibration
+                    )
             if name not in NAMES:
                 for shape in tree or ():
                     engines[f"{name} {shape}"] = with_drafter(plain, name, tree=parse_tree(shape))
-            if schedule is not None:
-                engines[f"{name} scheduled"] = with_drafter(
-                    plain, name, draft_length=draft_length, schedule=schedule, calibration=calibration
-                )
         measurements = measure(engines, chats, settings, repeats=repeats, progress=status.update)
         measured = []
         if costs:
@@ -102,12 +124,17 @@ def bench(
             measured = round_costs(engine_for, prompt, (1, 2, 3, 5, 7))
     console.print(measurement_table(measurements))
     console.print(round_table(measurements))
-    for m in measurements if schedule is not None else ():
-        proposed, verified, budget = m.counters.proposed, m.counters.verified, m.counters.budget
-        console.print(
-            f"{m.task}, {m.variant}: {m.counters.rounds} rounds verified {verified} of {proposed} draft tokens, "
-            f"with room for {budget:.0f}"
-        )
+    for name in chosen:
+        best = max((m for m in measurements if m.task == name), key=lambda m: m.ratio)
+        console.print(f"{name}: fastest {best.variant} ({best.ratio:.2f}x of plain)")
+    for m in measurements:
+        rounds, proposed, verified = m.counters.rounds, m.counters.proposed, m.counters.verified
+        if proposed:
+            room = f", with room for {m.counters.budget:.0f}" if m.counters.budget else ""
+            console.print(
+                f"{m.task}, {m.variant}: {rounds} rounds verified {verified} of {proposed} draft tokens, "
+                f"{verified / rounds:.1f} each{room}"
+            )
     for m in measurements:
         if m.looping:
             console.print(f"{m.task}: prompts {list(m.looping)} left out, their text is stuck in a loop")
@@ -127,17 +154,36 @@ def bench(
 
 
 def show_simulation(console: Console, traces: Path | None, schedule: str | None) -> None:
-    """Prints plain, full and scheduled verification of traces, at each cost curve and concurrency."""
-    requests = synthetic_traces(64) if traces is None else load_traces(traces)
-    curves: dict[str, RoundCosts] = dict(CURVES) if schedule is None else {schedule: load_costs(schedule)}
+    """Prints plain, full and scheduled verification of traces, at each cost curve and concurrency.
+
+    A measured table has rounds of the draft length and up to the requests that it was measured with.
+    """
+    costs = None if schedule is None else load_costs(schedule)
+    measured = costs if isinstance(costs, MeasuredCosts) else None
+    if traces is not None:
+        requests = load_traces(traces)
+    else:
+        requests = synthetic_traces(64, draft_length=measured.draft_length if measured else 7)
+    draft_length, max_slots = requests[0].confidence.shape[1], 32
+    if measured is not None:
+        max_slots = max(lanes for lanes, _ in measured.decode_cells)
+        if measured.draft_length != draft_length:
+            raise ValueError(
+                f"schedule: expected a cost table for the {draft_length} draft tokens of the traces, got one for "
+                f"{measured.draft_length}; calibrate and profile the same drafter"
+            )
+    curves: dict[str, RoundCosts] = {name: curve_costs(name, draft_length) for name in CURVES}
+    if costs is not None:
+        curves = {str(schedule): costs}
     with console.status("simulating") as status:
         rows = {
             name: compare(
                 requests,
-                costs,
-                (1, 2, 4, 8, 16, 32),
+                curve,
+                [count for count in (1, 2, 4, 8, 16, 32) if count <= max_slots],
+                max_slots=max_slots,
                 progress=lambda text, name=name: status.update(f"{name}: {text}"),
             )
-            for name, costs in curves.items()
+            for name, curve in curves.items()
         }
     console.print(simulation_table(rows))

@@ -47,6 +47,7 @@ def profile_command(
                 dtype=dtype,
                 max_slots=max_slots,
                 max_context=max_context,
+                prefix_cache=False,
                 compilation_cache=compilation_cache,
             )
             costs = profile(

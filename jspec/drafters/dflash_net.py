@@ -18,8 +18,8 @@ from jspec.drafters.dflash2_layers import CandidateSelector, Convolution, Convol
 from jspec.drafters.domino_head import Gru, GruHead
 from jspec.drafters.dspark_heads import Confidence, ConfidenceHead, Markov, MarkovHead
 from jspec.targets.config import DecoderConfig, LayerKind
-from jspec.targets.layers import Layer, See, paged, project, rms_norm
-from jspec.targets.rope import rotate, rotation
+from jspec.targets.layers import Layer, See, paged, project, rms_norm, rotations
+from jspec.targets.rope import rotate
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight, block_sight, causal_sight
 
@@ -203,16 +203,16 @@ class DFlashNet(nnx.Module):
         """
         decoder = self.config.decoder
         context = self.project_context(features)
-        turn = rotation(decoder.full_rope, decoder.head_size, positions)
+        turns = rotations(decoder, positions)
         shape = (features.shape[0], decoder.num_kv_heads, decoder.head_size)
         keys, values = [], []
-        for layer in self.layers:
+        for kind, layer in zip(decoder.layer_kinds, self.layers, strict=True):
             attention = layer.attention
             key_bias = None if attention.key_bias is None else attention.key_bias[...]
             value_bias = None if attention.value_bias is None else attention.value_bias[...]
             k = project(context, attention.key[...], key_bias).reshape(shape)
             assert attention.key_norm is not None
-            keys.append(rotate(rms_norm(k, attention.key_norm[...], decoder.norm_eps), *turn))
+            keys.append(rotate(rms_norm(k, attention.key_norm[...], decoder.norm_eps), *turns[kind]))
             values.append(project(context, attention.value[...], value_bias).reshape(shape))
         return jnp.stack(keys), jnp.stack(values)
 
@@ -232,10 +232,10 @@ class DFlashNet(nnx.Module):
           kv_dtype: of the block's keys and values; None = as computed.
         """
         decoder = self.config.decoder
-        turn = rotation(decoder.full_rope, decoder.head_size, positions)
+        turns = rotations(decoder, positions)
         x = embeddings.astype(self.fc[...].dtype)
         for index, (kind, layer) in enumerate(zip(decoder.layer_kinds, self.layers, strict=True)):
-            x, _, _ = layer(x, turn, see(index, kind), kv_dtype)
+            x, _, _ = layer(x, turns[kind], see(index, kind), kv_dtype)
         return rms_norm(x, self.norm[...], decoder.norm_eps)
 
 

@@ -22,10 +22,11 @@ from jspec.net import Params
 from jspec.round import Proposal
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of, slots_of
-from jspec.targets.layers import paged, project_float32
+from jspec.targets.config import LayerKind
+from jspec.targets.layers import paged_layers, project_float32
 from jspec.targets.view import TargetView
 from pallas_kernels.attention.pages import Pages, allocate
-from pallas_kernels.attention.sight import causal_sight
+from pallas_kernels.attention.sight import Sight, causal_sight
 from pallas_kernels.pytree import pytree
 
 DRAFT_LENGTH = 5  # of a chain where nobody says; SGLang's number of steps for Llama
@@ -115,18 +116,23 @@ class Eagle:
         net = eagle_net(self.config, params)
         pairs = committed_pairs(committed, lanes, text)
         page_table = target.cache.groups[0].page_table[rows_of(lanes)]
-        sight = causal_sight(
-            pairs.offsets,
-            page_table,
-            committed.context_lengths,
-            pairs.positions,
-            max_queries=pairs.max_pairs,
-        )
+        decoder = self.config.decoder
+        sights: dict[LayerKind, Sight] = {
+            kind: causal_sight(
+                pairs.offsets,
+                page_table,
+                committed.context_lengths,
+                pairs.positions,
+                max_queries=pairs.max_pairs,
+                window=window,
+            )
+            for kind, window in decoder.windows.items()
+        }
         states, k, v = net.step(
             net.embed(pairs.next_tokens, target.embed),
             net.fuse(pairs.features),
             pairs.positions,
-            lambda layer: paged(self.config.decoder, state.pages, layer, sight),
+            paged_layers(decoder, state.pages, sights),
             state.pages.dtype,
         )
         pages = commit_rows(state.pages, k, v, pairs.path, page_table, committed.context_lengths)

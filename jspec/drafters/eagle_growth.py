@@ -15,11 +15,12 @@ from jspec.drafters.tree_shape import TreeShape
 from jspec.round import Proposal
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of
-from jspec.targets.layers import paged
+from jspec.targets.config import LayerKind
+from jspec.targets.layers import paged_layers
 from jspec.targets.view import TargetView
 from jspec.vocabulary import argmax
 from pallas_kernels.attention.pages import Pages
-from pallas_kernels.attention.sight import causal_sight
+from pallas_kernels.attention.sight import Sight, causal_sight
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,14 +74,17 @@ class Growth:
         net, decoder = self.net, self.net.config.decoder
 
         def extend(rollout: Rollout, frontier: Frontier) -> tuple[Rollout, Ranked]:
-            sight = frontier_sight(frontier, self._page_table, self.context_lengths)
+            sights: dict[LayerKind, Sight] = {
+                kind: frontier_sight(frontier, self._page_table, self.context_lengths, window=window)
+                for kind, window in decoder.windows.items()
+            }
             fed = jnp.take_along_axis(rollout.states, frontier.sources[:, :, None], axis=1)
             positions = self.context_lengths + (frontier.depth - 1)
             states, k, v = net.step(
                 net.embed(frontier.tokens.reshape(-1), self.target.embed),
                 net.fed_back(fed.reshape(-1, fed.shape[2])),
                 jnp.repeat(positions, frontier.tokens.shape[1]),
-                lambda layer: rollout.see(decoder, self.pages, layer, sight),
+                lambda layer: rollout.see(decoder, self.pages, layer, sights[decoder.layer_kinds[layer]]),
                 self.pages.dtype,
             )
             ranked = self.ranked(net.logits(states, self.head), depth=frontier.depth + 1)
@@ -109,20 +113,25 @@ class Growth:
         assert mask is not None and token is not None
         within = jax.lax.broadcasted_iota(jnp.int32, (num_lanes, depths), 1)
         positions = (self.context_lengths[:, None] + within).reshape(-1)
-        sight = causal_sight(
-            depths * jnp.arange(num_lanes + 1, dtype=jnp.int32),
-            self._page_table,
-            self.context_lengths,
-            positions,
-            max_queries=depths,
-        )
+        decoder = net.config.decoder
+        sights: dict[LayerKind, Sight] = {
+            kind: causal_sight(
+                depths * jnp.arange(num_lanes + 1, dtype=jnp.int32),
+                self._page_table,
+                self.context_lengths,
+                positions,
+                max_queries=depths,
+                window=window,
+            )
+            for kind, window in decoder.windows.items()
+        }
         embedding = net.embed(jnp.array([token], jnp.int32), self.target.embed)
         state = net.fuse(mask[...][None])
         states, _, _ = net.step(
             jnp.broadcast_to(embedding, (num_lanes * depths, embedding.shape[1])),
             jnp.broadcast_to(state, (num_lanes * depths, state.shape[1])),
             positions,
-            lambda layer: paged(net.config.decoder, self.pages, layer, sight),
+            paged_layers(decoder, self.pages, sights),
             self.pages.dtype,
         )
         return self.ranked(net.logits(states, self.head), depth=2)

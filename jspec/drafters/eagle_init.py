@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from jspec.drafters.eagle_net import EagleConfig, Kind, eagle_leaves
 from jspec.features import check_names, layer_outputs
 from jspec.net import Leaf, Params
-from jspec.targets.config import DecoderConfig
+from jspec.targets.config import DecoderConfig, LayerKind
 
 INITIALIZER_RANGE = 0.02
 
@@ -57,6 +57,8 @@ def eagle_config_for(
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
     head_size: int | None = None,
+    window: int | None = None,
+    layer_kinds: Sequence[LayerKind] | None = None,
 ) -> EagleConfig:
     """The config of a drafter for a target, whose sizes it takes where none are given.
 
@@ -82,6 +84,8 @@ def eagle_config_for(
       num_heads: of the queries.
       num_kv_heads: of keys and values.
       head_size: of all heads.
+      window: of its window layers, which turn as the target's window layers do, if it has any.
+      layer_kinds: "full" or "window" per layer; None = all alike, with a window if there is one.
 
     Raises:
       ValueError: layers that the target does not have, or choices that do not go together.
@@ -100,6 +104,8 @@ def eagle_config_for(
         features = layer_outputs(ids)
     check_names(features, target.num_layers)
     head_size = head_size or target.head_size
+    kinds = tuple(layer_kinds or (("full" if window is None else "window"),) * num_layers)
+    windows = "window" in kinds
     decoder = DecoderConfig(
         architecture="qwen3" if query_key_norm else "llama",
         vocab_size=target.vocab_size,
@@ -112,7 +118,9 @@ def eagle_config_for(
         norm_eps=target.norm_eps,
         max_context=target.max_context,
         full_rope=target.full_rope,
-        layer_kinds=("full",) * num_layers,
+        window_rope=(target.window_rope or target.full_rope) if windows else None,
+        layer_kinds=kinds,
+        window=window if windows else None,
         query_key_norm=query_key_norm,
         query_scale=head_size**-0.5,
     )

@@ -16,8 +16,7 @@ from jspec.drafters.eagle_layers import BareLayer, WideLayer
 from jspec.features import check_names
 from jspec.net import Leaf, Params, net_of
 from jspec.targets.config import DecoderConfig
-from jspec.targets.layers import Layer, See, project, project_float32, rms_norm
-from jspec.targets.rope import rotation
+from jspec.targets.layers import Layer, See, project, project_float32, rms_norm, rotations
 
 Kind = Literal["eagle", "eagle3"]
 Head = Callable[[Float[Array, "rows hidden"]], Float[Array, "rows vocabulary"]]
@@ -59,8 +58,12 @@ class EagleConfig:
         if not self.features:
             raise ValueError("features: expected at least one captured state, got none")
         check_names(self.features, self.num_target_layers or 1 << 30)
-        if "window" in decoder.layer_kinds:
-            raise ValueError("layer_kinds: expected full layers only, got a window; not supported yet")
+        for name, plain in (("sandwich_norms", False), ("attention_softcap", None)):
+            if getattr(decoder, name) != plain:
+                raise ValueError(
+                    f"{name}: expected {plain} for the layers of an EAGLE drafter, got {getattr(decoder, name)}; "
+                    "only a target's own layers have it: leave it out"
+                )
         if self.target_hidden_size < 1:
             raise ValueError(f"target_hidden_size: expected at least 1, got {self.target_hidden_size}")
         self._check_vocabulary()
@@ -217,18 +220,18 @@ class EagleNet(nnx.Module):
           States, for `head_input` and `fed_back`, and the rows' keys and values per layer.
         """
         decoder = self.config.decoder
-        turn = rotation(decoder.full_rope, decoder.head_size, positions)
+        turns = rotations(decoder, positions)
         dtype = self.fc[...].dtype
         embeddings, x = embeddings.astype(dtype), states.astype(dtype)
         if self.config.kind == "eagle":
             both = jnp.concatenate([embeddings, x], axis=1)
             x = project(both, self.fc[...], None if self.fc_bias is None else self.fc_bias[...])
         keys, values = [], []
-        for index, layer in enumerate(self.layers):
+        for index, (kind, layer) in enumerate(zip(decoder.layer_kinds, self.layers, strict=True)):
             if isinstance(layer, WideLayer):
-                x, k, v = layer(embeddings, x, turn, see(index), kv_dtype)
+                x, k, v = layer(embeddings, x, turns[kind], see(index), kv_dtype)
             else:
-                x, k, v = layer(x, turn, see(index), kv_dtype)
+                x, k, v = layer(x, turns[kind], see(index), kv_dtype)
             keys.append(k)
             values.append(v)
         return x, jnp.stack(keys), jnp.stack(values)

@@ -173,7 +173,7 @@ class Ngram:
         """Judges the last search by what was emitted since, then searches the longer text."""
         rows = rows_of(lanes)
         tokens, lengths = text.tokens[rows], text.lengths[rows]
-        required = self._required(state, rows, tokens, lengths, committed.context_lengths)
+        required = self._required(state, rows, tokens, lengths, committed)
         found = continuations(
             tokens,
             lengths,
@@ -199,7 +199,7 @@ class Ngram:
         rows: Int[Array, "lanes"],
         tokens: Int[Array, "lanes capacity"],
         lengths: Int[Array, "lanes"],
-        context_lengths: Int[Array, "lanes"],
+        committed: Committed,
     ) -> Int[Array, "lanes"]:
         """One more after a continuation whose first token was wrong, one less after a right one.
 
@@ -209,7 +209,8 @@ class Ngram:
         if not self.adaptive:
             return jnp.full(rows.shape, self.min_n, jnp.int32)
         searched = state.text_lengths[rows]
-        same_request = searched == context_lengths + 1  # else a prompt chunk, or a new request on the slot
+        # Else a prompt chunk, or a new request on the slot.
+        same_request = (searched == committed.context_lengths + 1) & ~committed.is_first
         required = jnp.where(same_request, state.required[rows], self.min_n)
         judged = same_request & (state.found.lengths[rows, 0] > 0) & (lengths > searched)
         column = jnp.clip(searched, 0, tokens.shape[1] - 1)[:, None]

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jspec.round import Proposal
 from jspec.sampling import SamplingTable
@@ -26,6 +26,8 @@ class Committed:
     positions: Int[Array, "nodes"]
     path: Int[Array, "lanes commits"]  # index into nodes of the lane's i-th new token; -1 = none
     context_lengths: Int[Array, "lanes"]  # committed tokens before this round
+    # The request's first round on its slot: what is kept per slot is another request's.
+    is_first: Bool[Array, "lanes"]
 
 
 @runtime_checkable
@@ -33,6 +35,10 @@ class Drafter(Protocol):
     """A drafting method with its static choices closed over; arrays are arguments.
 
     `state` has `max_slots` rows (or follows the target's page table), never the bucket's shape.
+
+    The prefix cache hands whole pages of a text from one request to another. So what a page holds at index t
+    may depend on the tokens up to t + 1 and on nothing else; and what is kept per slot must follow from the
+    pages, the text and the last committed token, which every request executes for itself.
     """
 
     @property

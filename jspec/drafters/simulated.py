@@ -83,7 +83,7 @@ class Simulated:
         """Counts the round."""
         rows = rows_of(lanes)
         # The rounds after the prompt follow each other; anything else is a new request on the slot.
-        follows = state.text_lengths[rows] == committed.context_lengths + 1
+        follows = (state.text_lengths[rows] == committed.context_lengths + 1) & ~committed.is_first
         slots = slots_of(lanes, state.rounds.shape[0])
         state = SimulatedState(
             rounds=state.rounds.at[slots].set(jnp.where(follows, state.rounds[rows] + 1, 0), mode="drop"),

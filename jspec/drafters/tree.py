@@ -56,10 +56,10 @@ Extend = Callable[[State, Frontier], tuple[State, Ranked]]
 def grow(shape: TreeShape, first: Ranked, extend: Extend[State], state: State) -> tuple[Proposal, State]:
     """Drafts a tree for every lane.
 
-    A candidate's score is the product of the probabilities on its path, in float32. Rounding keeps a
-    product at or below its factors, so no candidate scores above its parent, and of equal scores the one
-    generated first wins: if a candidate is kept, so is its parent. (Sums of logarithms would do as well,
-    but round differently; the public implementations multiply.)
+    A candidate's score is the sum of the log-probabilities on its path, in float32: products, as the public
+    implementations use, are 0 from depth 10 on where probabilities are 1e-4. No term is above 0, and rounding is
+    monotone, so no candidate scores above its parent; of equal scores the one generated first wins: if a
+    candidate is kept, so is its parent.
 
     Args:
       shape: static.
@@ -80,8 +80,10 @@ def grow(shape: TreeShape, first: Ranked, extend: Extend[State], state: State) -
     """
     ranked = _checked(shape, first, 1)
     lanes, width = first.ids.shape[0], shape.width
-    scores = [ranked.probs.reshape(lanes, -1)]  # per depth, of all candidates of that depth
-    probs = [scores[0]]  # the same, each given its parent
+    probs = [
+        ranked.probs.reshape(lanes, -1)
+    ]  # per depth, of all candidates of that depth given their parents
+    scores = [jnp.log(probs[0])]  # the same for the whole path
     tokens = [ranked.ids.reshape(lanes, -1)]
     parents = [jnp.full_like(tokens[0], -1)]  # among the candidates of all depths; -1 = the anchor
     frontier: Frontier | None = None
@@ -90,7 +92,7 @@ def grow(shape: TreeShape, first: Ranked, extend: Extend[State], state: State) -
         frontier = _frontier(shape, jnp.take_along_axis(tokens[-1], picked, axis=1), picked, frontier)
         state, ranked = extend(state, frontier)
         ranked = _checked(shape, ranked, picked.shape[1])
-        score = jnp.take_along_axis(scores[-1], picked, axis=1)[:, :, None] * ranked.probs
+        score = jnp.take_along_axis(scores[-1], picked, axis=1)[:, :, None] + jnp.log(ranked.probs)
         before = sum(layer.shape[1] for layer in tokens[:-1])
         scores.append(score.reshape(lanes, -1))
         probs.append(ranked.probs.reshape(lanes, -1))

@@ -1,6 +1,6 @@
 """What a training step is given: tokens, masks and captured features of several documents."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,3 +36,33 @@ def on_devices(arrays: Mapping[str, Any], sharding: jax.sharding.Sharding | None
         **{name: jax.device_put(arrays[name], sharding) for name in names},
         features=jax.device_put(features, sharding),
     )
+
+
+def check_features(batch: TrainBatch, names: Sequence[str], width: int) -> None:
+    """Makes sure that a batch has the features that an objective reads.
+
+    Args:
+      batch: of features side by side.
+      names: of the states, in order.
+      width: of one.
+
+    Raises:
+      ValueError: the features have another width.
+    """
+    given = batch.features.shape[2]
+    if given != len(names) * width:
+        raise ValueError(
+            f"features: expected width {len(names) * width} ({', '.join(names)}; {width} each), got {given}; "
+            "capture these states"
+        )
+
+
+def split_features(
+    batch: TrainBatch, names: Sequence[str], width: int
+) -> tuple[Float[Array, "rows tokens read"], Float[Array, "rows tokens width"]]:
+    """The states that a drafter reads, and the last one, which the target's head reads.
+
+    Arguments and errors are those of `check_features`.
+    """
+    check_features(batch, names, width)
+    return batch.features[:, :, :-width], batch.features[:, :, -width:]

@@ -109,15 +109,16 @@ def block_targets(
     )
 
 
-def position_weights(block_size: int, gamma: float | None) -> Float[Array, "block"]:
-    """exp(-(j - 1) / gamma) for row j from 1 on: early rows decide more often. None: all alike.
+def draft_weights(num_drafts: int, gamma: float | None) -> Float[Array, "drafts"]:
+    """exp(-d / gamma) for draft token d, counted from 0: early ones decide more often. None: all alike.
 
     Raises:
       ValueError: gamma is not positive.
     """
-    if gamma is not None and not gamma > 0:
+    if gamma is None:
+        return jnp.ones((num_drafts,), jnp.float32)
+    if not gamma > 0:
         raise ValueError(
             f"gamma: expected a positive number or None, got {gamma}; None weighs all rows alike"
         )
-    offset = jnp.maximum(jnp.arange(block_size, dtype=jnp.float32) - 1, 0)
-    return jnp.ones((block_size,), jnp.float32) if gamma is None else jnp.exp(-offset / gamma)
+    return jnp.exp(-jnp.arange(num_drafts, dtype=jnp.float32) / gamma)

@@ -5,17 +5,17 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jspec.drafters.dflash import dflash_net
 from jspec.drafters.dflash2_lattice import Candidates, top_candidates
 from jspec.drafters.dflash2_layers import CandidateSelector
-from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, draft_logits
-from jspec.features import layer_outputs
+from jspec.drafters.dflash_net import DFlashNet
 from jspec.net import Params
 from jspec.objectives.batch import TrainBatch
-from jspec.objectives.blocks import Blocks, choose_anchors, position_weights
-from jspec.objectives.draft_rows import DraftRows, check_window, draft_rows
+from jspec.objectives.block_objective import BlockObjective
+from jspec.objectives.blocks import Blocks, draft_weights
+from jspec.objectives.draft_rows import DraftRows, at_labels, draft_rows, hits, row_logits
 from jspec.objectives.frozen import Tables
 from jspec.objectives.terms import Terms, summed_over_chunks
 from jspec.objectives.weights import WEIGHTINGS, Weighting, dpace_weights
@@ -52,21 +52,17 @@ class SelectorTerm:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DFlashObjective:
-    """The loss of a DFlash or DFlash 2 drafter over random anchors.
+class DFlashObjective(BlockObjective):
+    """The loss of a DFlash or DFlash 2 drafter over random anchors. The defaults are SpecForge's.
 
-    Call it with the drafter's params, the target's tables and a batch; see `terms`. The defaults are
-    SpecForge's.
+    `gamma` is of the weighting "position".
 
     Source: SpecForge a6b6b023, `OnlineDFlashModel`; the selector term, LK and the denominator of
     D-PACE as in its commit 0124aa92.
     """
 
-    config: DFlashConfig
-    num_anchors: int = 512
     loss: TokenLoss = "cross_entropy"
     weighting: Weighting = "position"
-    gamma: float | None = None  # of "position": exp(-(j - 1) / gamma); None = all rows alike
     dpace_alpha: float = 0.5
     dpace_denominator: Literal["weights", "rows"] = (
         "weights"  # "rows": token rows of the batch, as in older versions
@@ -75,13 +71,12 @@ class DFlashObjective:
     kl_decay: float = 1.0
     selector: SelectorTerm = SelectorTerm()  # used if the drafter has a selector
     total_steps: int = 1  # updates of the whole run, for the selector's schedule
-    chunk_blocks: int = 128  # blocks whose logits are in memory at a time
-    recompute: bool = False  # the block pass again in the backward pass, instead of keeping its activations
     data_axis: str | None = (
         None  # mesh axis that splits the rows, where called under shard_map; "lk_lambda" needs it
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.loss not in get_args(TokenLoss):
             raise ValueError(f"loss: expected one of {', '.join(get_args(TokenLoss))}, got {self.loss!r}")
         if self.weighting not in WEIGHTINGS:
@@ -96,9 +91,8 @@ class DFlashObjective:
             raise ValueError(
                 f"gamma: expected None with weighting {self.weighting!r}, got {self.gamma}; drop one"
             )
-        for name in ("num_anchors", "total_steps", "chunk_blocks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.total_steps < 1:
+            raise ValueError(f"total_steps: expected at least 1, got {self.total_steps}")
         if self.config.method not in ("DFlash", "DFlash 2"):
             raise ValueError(
                 f"config: expected a DFlash or DFlash 2 drafter, got ({self.config.identity}); see "
@@ -108,37 +102,6 @@ class DFlashObjective:
             raise ValueError(
                 "config.anchor_predicts: expected False, got True; such drafters are trained as DSpark is"
             )
-        check_window(self.config)
-        position_weights(self.config.block_size, self.gamma)
-
-    @property
-    def captured(self) -> tuple[str, ...]:
-        """What a batch's features hold."""
-        return layer_outputs(self.config.target_layer_ids)
-
-    def __call__(
-        self,
-        params: Params,
-        target: Tables,
-        batch: TrainBatch,
-        key: Key[Array, ""],
-        step: Int[Array, ""] | int = 0,
-    ) -> Terms:
-        """The loss over anchors drawn with `key`, which is consumed.
-
-        Args:
-          params: leaves of the drafter, in the order of `jspec.drafters.dflash.dflash_leaves`.
-          target: embedding and head.
-          batch: tokens and features.
-          key: chooses the anchors.
-          step: update that this batch belongs to, counted from 0.
-        """
-        return self.terms(params, target, batch, self.choose(batch, key), step)
-
-    def choose(self, batch: TrainBatch, key: Key[Array, ""]) -> Blocks:
-        """Random anchors of every row: `num_anchors`, or all that a short row can have."""
-        uniforms = jax.random.uniform(key, batch.ids.shape)
-        return choose_anchors(batch, uniforms, num_anchors=min(self.num_anchors, batch.ids.shape[1] - 1))
 
     def terms(
         self,
@@ -148,7 +111,7 @@ class DFlashObjective:
         blocks: Blocks,
         step: Int[Array, ""] | int = 0,
     ) -> Terms:
-        """The loss over given anchors."""
+        """See `BlockObjective.terms`."""
         net = dflash_net(self.config, params)
         rows = draft_rows(self.config, params, target, batch, blocks, recompute=self.recompute)
         sums = summed_over_chunks(lambda piece: self._sums(piece, target, net), rows, chunk=self.chunk_blocks)
@@ -159,15 +122,13 @@ class DFlashObjective:
 
         A label that cannot be drafted has no weight in the loss, but counts as missed in the metrics.
         """
-        blocks, drafts, _ = rows.hidden.shape
-        logits = draft_logits(self.config, target.logits(rows.hidden.reshape(blocks * drafts, -1)))
-        logits = logits.reshape(blocks, drafts, -1)
+        logits = row_logits(self.config, target, rows.hidden)
         normaliser = jax.nn.logsumexp(logits, axis=-1)
         known = (rows.columns >= 0).astype(jnp.float32)
-        gold = jnp.take_along_axis(logits, jnp.maximum(rows.columns, 0)[:, :, None], axis=-1)[:, :, 0]
+        gold = at_labels(logits, rows.columns)
         cross_entropy, prob = normaliser - gold, jnp.exp(gold - normaliser) * known
         weights = self._weights(prob, rows.mask) * known
-        correct = (jnp.argmax(logits, axis=-1) == rows.columns) * rows.mask
+        correct = hits(logits, rows)
         probs_if_supervised = jax.lax.stop_gradient(prob) * rows.mask
         sums = {
             "weights": jnp.sum(weights),
@@ -186,7 +147,7 @@ class DFlashObjective:
 
     def _weights(self, prob: Array, mask: Array) -> Array:
         if self.weighting == "position":
-            return mask * position_weights(self.config.block_size, self.gamma)[None, 1:]
+            return mask * draft_weights(mask.shape[1], self.gamma)[None]
         return dpace_weights(prob, mask > 0, alpha=self.dpace_alpha, form=self.weighting)
 
     def _selector_sums(

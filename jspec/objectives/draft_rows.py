@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jspec.drafters.dflash import dflash_net
-from jspec.drafters.dflash_net import DFlashConfig, DFlashNet
+from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, draft_logits
 from jspec.drafters.sequential import Embed
+from jspec.features import layer_outputs
 from jspec.net import Params
-from jspec.objectives.batch import TrainBatch
+from jspec.objectives.batch import TrainBatch, check_features
 from jspec.objectives.block_pass import training_hidden
 from jspec.objectives.blocks import Blocks, block_targets
 from jspec.objectives.frozen import DraftTables, Tables
@@ -50,9 +51,10 @@ def draft_rows(
       recompute: static; the pass again in the backward pass, instead of keeping its activations.
 
     Raises:
-      ValueError: the tables are not those of the drafter's vocabulary.
+      ValueError: features of another width, or tables of another vocabulary.
     """
     check_tables(config.draft_vocab_size, target)
+    check_features(batch, layer_outputs(config.target_layer_ids), config.target_hidden_size)
     tokens = batch.ids.shape[1]
     targets = block_targets(
         batch, blocks, block_size=config.block_size, anchor_predicts=config.anchor_predicts
@@ -87,15 +89,23 @@ def training_embed(net: DFlashNet, target: Tables) -> Embed:
     return target.embed if table is None else lambda ids: jnp.take(table, ids, axis=0)
 
 
-def check_window(config: DFlashConfig) -> None:
-    """Refuses window layers whose window ends inside of a block.
+def row_logits(
+    config: DFlashConfig, target: Tables, hidden: Float[Array, "blocks drafts hidden"]
+) -> Float[Array, "blocks drafts columns"]:
+    """What the target's head makes of the rows, as the drafter uses it; no head of the drafter is in it."""
+    blocks, drafts, _ = hidden.shape
+    return draft_logits(config, target.logits(hidden.reshape(blocks * drafts, -1))).reshape(
+        blocks, drafts, -1
+    )
 
-    Raises:
-      ValueError: a row could not see its own block.
-    """
-    window = config.decoder.window
-    if "window" in config.decoder.layer_kinds and window is not None and window < config.block_size:
-        raise ValueError(
-            f"window: expected at least the block of {config.block_size}, got {window}; "
-            "a row could not see its own block"
-        )
+
+def at_labels(
+    values: Float[Array, "blocks drafts columns"], columns: Int[Array, "blocks drafts"]
+) -> Float[Array, "blocks drafts"]:
+    """The value of each label; that of column 0 where the label cannot be drafted."""
+    return jnp.take_along_axis(values, jnp.maximum(columns, 0)[:, :, None], axis=-1)[:, :, 0]
+
+
+def hits(scores: Float[Array, "blocks drafts columns"], rows: DraftRows) -> Float[Array, "blocks drafts"]:
+    """1 where a row is supervised and its label has the best score. One that cannot be drafted is missed."""
+    return (jnp.argmax(scores, axis=-1) == rows.columns) * rows.mask

@@ -19,17 +19,23 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jspec.drafters.dflash import dflash_net
-from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, draft_logits
-from jspec.drafters.domino_head import Gru
+from jspec.drafters.dflash_net import DFlashNet
 from jspec.drafters.sequential import Embed, correction, teacher_forced
-from jspec.features import layer_outputs
 from jspec.net import Params
-from jspec.objectives.batch import TrainBatch
-from jspec.objectives.blocks import Blocks, choose_anchors, position_weights
-from jspec.objectives.draft_rows import DraftRows, check_window, draft_rows, training_embed
+from jspec.objectives.batch import TrainBatch, split_features
+from jspec.objectives.block_objective import BlockObjective
+from jspec.objectives.blocks import Blocks, draft_weights
+from jspec.objectives.draft_rows import (
+    DraftRows,
+    at_labels,
+    draft_rows,
+    hits,
+    row_logits,
+    training_embed,
+)
 from jspec.objectives.frozen import Tables
 from jspec.objectives.soft_labels import Teacher, read_teacher, soft_labels
 from jspec.objectives.terms import Terms, summed_over_chunks
@@ -37,13 +43,14 @@ from jspec.objectives.weights import dpace_weights
 
 DSparkLoss = Literal["dspark", "dpard"]
 BINS = 10  # of the confidence, in the metrics
+BINNED = ("binned_confidence", "binned_acceptance")  # metrics by bin, not by draft token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DSparkObjective:
+class DSparkObjective(BlockObjective):
     """The loss of a DSpark drafter over random anchors: a weighted mean over rows; see `terms`.
 
-    "dspark" adds the three terms with their weights; row d counts exp(-d / gamma). "dpard" replaces the first two
+    "dspark" adds the three terms with their weights; `gamma` is its own. "dpard" replaces the first two
     by -2 log sum sqrt(p q), and the weight of a row by how many tokens it still decides about, as D-PACE with the
     exact acceptance for the drafter's probability of the label (`jspec.objectives.weights`).
 
@@ -52,19 +59,18 @@ class DSparkObjective:
     SpecForge divides by the number of sequences and weighs the confidence by position, all terms share its weights.
     """
 
-    config: DFlashConfig
-    num_anchors: int = 512
     loss: DSparkLoss = "dspark"
-    gamma: float | None = None  # of "dspark"; None = all rows alike
     cross_entropy_weight: float = 0.1  # of "dspark", as the next one
     l1_weight: float = 0.9
     confidence_weight: float = 1.0  # used if the drafter has a confidence head
     dpard_alpha: float = 0.5  # smoothing of the weights of "dpard"
-    chunk_blocks: int = 128  # blocks whose logits are in memory at a time
-    recompute: bool = False  # the block pass again in the backward pass, instead of keeping its activations
 
     def __post_init__(self) -> None:
-        if self.config.selector is not None or isinstance(self.config.head, Gru):
+        super().__post_init__()
+        of_kind = self.config.method == "DSpark" or (
+            self.config.method == "DFlash" and self.config.anchor_predicts
+        )
+        if not of_kind:
             raise ValueError(f"config: expected a DSpark drafter, got ({self.config.identity})")
         if self.loss not in get_args(DSparkLoss):
             raise ValueError(f"loss: expected one of {', '.join(get_args(DSparkLoss))}, got {self.loss!r}")
@@ -77,32 +83,11 @@ class DSparkObjective:
             raise ValueError(f"gamma: expected None with loss 'dpard', got {self.gamma}; drop one")
         if not 0 < self.dpard_alpha < 1:
             raise ValueError(f"dpard_alpha: expected between 0 and 1, got {self.dpard_alpha}")
-        for name in ("num_anchors", "chunk_blocks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        check_window(self.config)
-        position_weights(self.config.block_size, self.gamma)
 
     @property
     def captured(self) -> tuple[str, ...]:
         """What a batch's features hold: the drafter's states, then what the target's head reads."""
-        return (*layer_outputs(self.config.target_layer_ids), "final_norm")
-
-    def __call__(
-        self,
-        params: Params,
-        target: Tables,
-        batch: TrainBatch,
-        key: Key[Array, ""],
-        step: Int[Array, ""] | int = 0,
-    ) -> Terms:
-        """The loss over anchors drawn with `key`, which is consumed; `step` is not used."""
-        return self.terms(params, target, batch, self.choose(batch, key), step)
-
-    def choose(self, batch: TrainBatch, key: Key[Array, ""]) -> Blocks:
-        """Random anchors of every row: `num_anchors`, or all that a short row can have."""
-        uniforms = jax.random.uniform(key, batch.ids.shape)
-        return choose_anchors(batch, uniforms, num_anchors=min(self.num_anchors, batch.ids.shape[1] - 1))
+        return (*super().captured, "final_norm")
 
     def terms(
         self,
@@ -112,46 +97,27 @@ class DSparkObjective:
         blocks: Blocks,
         step: Int[Array, ""] | int = 0,
     ) -> Terms:
-        """The loss over given anchors.
-
-        Args:
-          params: leaves of the drafter, in the order of `jspec.drafters.dflash.dflash_leaves`.
-          target: embedding and head; `DraftTables` for a reduced vocabulary.
-          batch: tokens and features, as `captured` names them.
-          blocks: anchors.
-          step: not used.
-        """
-        own, states = self._split(batch)
+        """See `BlockObjective.terms`."""
+        read, states = split_features(batch, self.captured, self.config.target_hidden_size)
+        own = dataclasses.replace(batch, features=read)
         net = dflash_net(self.config, params)
         rows = draft_rows(self.config, params, target, own, blocks, recompute=self.recompute)
         rows = dataclasses.replace(rows, mask=jnp.cumprod(rows.mask, axis=1))
         # One long row of tokens: a block's rows say where in it their predecessors are.
         flat = states.reshape(1, -1, states.shape[2])
-        read = jnp.zeros(flat.shape[:2], jnp.int32).at[0, rows.before].add((rows.mask > 0).astype(jnp.int32))
-        teacher = read_teacher(target, flat, read > 0)
+        wanted = jnp.zeros(flat.shape[:2], jnp.bool_).at[0, rows.before].max(rows.mask > 0)
+        teacher = read_teacher(target, flat, wanted)
         embed = training_embed(net, target)
         sums = summed_over_chunks(
             lambda piece: self._sums(piece, target, teacher, net, embed), rows, chunk=self.chunk_blocks
         )
         return self._combine(sums)
 
-    def _split(self, batch: TrainBatch) -> tuple[TrainBatch, Float[Array, "rows tokens hidden"]]:
-        width = len(self.config.target_layer_ids) * self.config.target_hidden_size
-        given = batch.features.shape[2]
-        if given != width + self.config.decoder.hidden_size:
-            raise ValueError(
-                f"features: expected width {width + self.config.decoder.hidden_size} ({', '.join(self.captured)}), "
-                f"got {given}; capture these states"
-            )
-        return dataclasses.replace(batch, features=batch.features[:, :, :width]), batch.features[:, :, width:]
-
     def _sums(
         self, rows: DraftRows, target: Tables, teacher: Teacher, net: DFlashNet, embed: Embed
     ) -> dict[str, Array]:
         """Everything that adds up over blocks."""
-        blocks, drafts, _ = rows.hidden.shape
-        logits = draft_logits(self.config, target.logits(rows.hidden.reshape(blocks * drafts, -1)))
-        logits, read = logits.reshape(blocks, drafts, -1), None
+        logits, read = row_logits(self.config, target, rows.hidden), None
         if net.head is not None:
             read = net.head.read(rows.predecessors, embed)
             latents = teacher_forced(net.head, rows.hidden, read)
@@ -160,8 +126,7 @@ class DSparkObjective:
         wanted = (labels.logits - labels.log_normaliser[:, None]).reshape(logits.shape)
         log_q = jax.nn.log_softmax(logits, axis=-1)
         q, p = jnp.exp(log_q), jnp.exp(wanted)
-        gold = jnp.take_along_axis(log_q, jnp.maximum(rows.columns, 0)[:, :, None], axis=-1)[:, :, 0]
-        cross_entropy = jnp.where(rows.columns >= 0, -gold, 0)
+        cross_entropy = jnp.where(rows.columns >= 0, -at_labels(log_q, rows.columns), 0)
         # What the drafter cannot draft is the target's alone.
         l1 = jnp.sum(jnp.abs(q - p), axis=-1) + jnp.maximum(1 - jnp.sum(p, axis=-1), 0)
         accept = jax.lax.stop_gradient(jnp.clip(1 - l1 / 2, 0, 1))
@@ -170,8 +135,8 @@ class DSparkObjective:
             loss = self.cross_entropy_weight * cross_entropy + self.l1_weight * l1
         else:
             loss = -2 * jax.nn.logsumexp((log_q + wanted) / 2, axis=-1)
-        best = jnp.argmax(log_q, axis=-1)
-        correct = (best == rows.columns) * rows.mask
+        correct = hits(log_q, rows)
+        agrees = jnp.argmax(log_q, axis=-1) == labels.columns.reshape(rows.columns.shape)
         sums = {
             "loss": jnp.sum(weights * loss),
             "weights": jnp.sum(weights),
@@ -182,9 +147,7 @@ class DSparkObjective:
             "cross_entropy": jnp.sum(cross_entropy * rows.mask, axis=0),
             "accuracy": jnp.sum(correct, axis=0),
             "acceptance": jnp.sum(accept * rows.mask, axis=0),
-            "teacher_agreement": jnp.sum(
-                (best == labels.columns.reshape(blocks, drafts)) * rows.mask, axis=0
-            ),
+            "teacher_agreement": jnp.sum(agrees * rows.mask, axis=0),
             "teacher_top_prob": jnp.sum(jnp.max(p, axis=-1) * rows.mask, axis=0),
             "draft_top_prob": jnp.sum(jnp.max(q, axis=-1) * rows.mask, axis=0),
             "tau": jnp.sum(rows.mask[:, 0]) + jnp.sum(jnp.cumprod(accept * rows.mask, axis=1)),
@@ -198,7 +161,7 @@ class DSparkObjective:
     def _weights(self, accept: Array, mask: Array) -> Array:
         if self.loss == "dpard":
             return dpace_weights(accept, mask > 0, alpha=self.dpard_alpha, form="dpace")
-        return mask * position_weights(mask.shape[1] + 1, self.gamma)[None, 1:]
+        return mask * draft_weights(mask.shape[1], self.gamma)[None]
 
     def _combine(self, sums: dict[str, Array]) -> Terms:
         numerator, weights = sums["loss"], sums["weights"]
@@ -217,7 +180,7 @@ class DSparkObjective:
                     name: (sums[name], sums["rows"])
                     for name in ("confidence_error", "confidence_bias", "survival_bias")
                 },
-                **{name: (sums[name], sums["bins"]) for name in ("binned_confidence", "binned_acceptance")},
+                **{name: (sums[name], sums["bins"]) for name in BINNED},
             }
         return Terms(
             numerator=numerator,
@@ -258,7 +221,5 @@ def calibration_error(terms: Terms) -> Float[Array, ""]:
     Args:
       terms: of a drafter with a confidence head, added up over as many batches as wanted.
     """
-    (confidence, counts), (acceptance, _) = (
-        terms.metrics[name] for name in ("binned_confidence", "binned_acceptance")
-    )
+    (confidence, counts), (acceptance, _) = (terms.metrics[name] for name in BINNED)
     return jnp.sum(jnp.abs(confidence - acceptance)) / jnp.sum(counts)

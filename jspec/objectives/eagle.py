@@ -9,14 +9,21 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jspec.drafters.eagle_net import EagleConfig, eagle_net
 from jspec.net import Params
-from jspec.objectives.batch import TrainBatch
+from jspec.objectives.batch import TrainBatch, check_features
 from jspec.objectives.eagle_pass import first_pass
 from jspec.objectives.frozen import Tables
-from jspec.objectives.live_chunks import summed_over_live_chunks
+from jspec.objectives.live_chunks import summed_over_live_places
 from jspec.objectives.rollouts import all_places, rollout_rows, taken
-from jspec.objectives.soft_labels import Teacher, agreement, check_tables, read_teacher, soft_labels
+from jspec.objectives.soft_labels import (
+    Teacher,
+    agreement,
+    agreement_metrics,
+    agreement_rows,
+    check_tables,
+    read_teacher,
+    soft_labels,
+)
 from jspec.objectives.terms import Terms
-from pallas_kernels.pytree import pytree
 
 Noise = Literal["none", "uniform", "gaussian"]
 _DOCUMENT = 512  # tokens of the document at which uniform noise has its nominal width
@@ -101,71 +108,45 @@ class EagleObjective:
         """
         config = self.config
         check_tables(config.draft_vocab_size, target)
-        if batch.features.shape[2] != config.features_size:
-            raise ValueError(
-                f"features: expected width {config.features_size} ({', '.join(config.features)}), got "
-                f"{batch.features.shape[2]}; capture this state"
-            )
+        check_features(batch, config.features, config.target_hidden_size)
         net = eagle_net(config, params)
         read = batch.features if not noise.shape[2] else batch.features + noise.astype(batch.features.dtype)
         states = first_pass(net, target.embed, batch, read).states
         row = rollout_rows(batch, all_places(batch), 0)
         teacher = read_teacher(target, batch.features, jnp.roll(row.supervised, 1, axis=1))
-        order = jnp.argsort(~row.supervised, axis=1, stable=True)
-        work = _Work(places=order.T, supervised=taken(row.supervised, order).T)
-        numerator, sums = summed_over_live_chunks(
+        numerator, sums = summed_over_live_places(
             self._sums,
             (params, states),
             (target, row.teachers, teacher),
-            work,
-            jnp.any(work.supervised, axis=1),
+            row.supervised,
             chunk=-(-self.chunk // batch.ids.shape[0]),
         )
         return self._combine(numerator, sums)
 
     def _sums(
-        self, theta: tuple[Params, Array], constants: tuple[Tables, Array, Teacher], work: "_Work"
+        self,
+        theta: tuple[Params, Array],
+        constants: tuple[Tables, Array, Teacher],
+        places: Int[Array, "rows places"],
+        supervised: Bool[Array, "rows places"],
     ) -> tuple[Array, dict[str, Array]]:
         (params, states), (target, teachers, teacher) = theta, constants
         net = eagle_net(self.config, params)
-        places, supervised = work.places.T, work.supervised.T
         states, teachers = taken(states, places), taken(teachers, places)
         wanted = taken(teacher.states, teachers)
         distance = jnp.abs(states.astype(jnp.float32) - wanted.astype(jnp.float32))
         smooth = jnp.where(distance < 1, 0.5 * distance * distance, distance - 0.5)
         logits = net.logits(states.reshape(-1, states.shape[2]), target.logits)
         agreed = agreement(logits, soft_labels(target, teacher, teachers))
-        flat = supervised.reshape(-1)
-        known = flat & agreed.known
-        sums = {
-            "supervised": jnp.sum(flat, dtype=jnp.float32),
-            "known": jnp.sum(known, dtype=jnp.float32),
-            "feature": jnp.sum(jnp.where(supervised, jnp.mean(smooth, axis=2), 0)),
-            "cross_entropy": jnp.sum(jnp.where(known, agreed.cross_entropy, 0)),
-            "acceptance": jnp.sum(jnp.where(known, agreed.acceptance, 0)),
-            "correct": jnp.sum(flat & agreed.correct, dtype=jnp.float32),
-        }
+        rows = agreement_rows(agreed, supervised.reshape(-1))
+        sums = {name: jnp.sum(values, dtype=jnp.float32) for name, values in rows.items()}
+        sums["feature"] = jnp.sum(jnp.where(supervised, jnp.mean(smooth, axis=2), 0))
         return self.feature_weight * sums["feature"] + self.token_weight * sums["cross_entropy"], sums
 
     def _combine(self, numerator: Array, sums: dict[str, Array]) -> Terms:
-        supervised, known = sums["supervised"], sums["known"]
-        metrics = {
-            "feature_loss": (sums["feature"], supervised),
-            "cross_entropy": (sums["cross_entropy"], known),
-            "accuracy": (sums["correct"], supervised),
-            "drafted": (known, supervised),
-            "acceptance": (sums["acceptance"], known),
-        }
+        metrics = agreement_metrics(sums) | {"feature_loss": (sums["feature"], sums["supervised"])}
         return Terms(
             numerator=numerator,
-            denominator=jax.lax.stop_gradient(supervised),
+            denominator=jax.lax.stop_gradient(sums["supervised"]),
             metrics=jax.lax.stop_gradient(metrics),
         )
-
-
-@pytree
-class _Work:
-    """Places of every token row; rows and places are swapped, as chunks are taken of the first axis."""
-
-    places: Int[Array, "places rows"]
-    supervised: Bool[Array, "places rows"]

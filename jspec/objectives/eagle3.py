@@ -9,18 +9,19 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jspec.drafters.eagle_net import EagleConfig, eagle_net
 from jspec.net import Params
-from jspec.objectives.batch import TrainBatch
+from jspec.objectives.batch import TrainBatch, split_features
 from jspec.objectives.eagle_pass import FirstPass, first_pass, rollouts
 from jspec.objectives.frozen import Tables
-from jspec.objectives.live_chunks import summed_over_live_chunks
+from jspec.objectives.live_chunks import summed_over_live_places
 from jspec.objectives.rollouts import all_places, rollout_rows
 from jspec.objectives.soft_labels import (
     Teacher,
     agreement,
+    agreement_metrics,
+    agreement_rows,
     check_tables,
     read_teacher,
     soft_labels,
-    split_features,
 )
 from jspec.objectives.terms import Terms
 from pallas_kernels.pytree import pytree
@@ -107,7 +108,7 @@ class Eagle3Objective:
           step: update that this batch belongs to.
         """
         check_tables(self.config.draft_vocab_size, target)
-        features, last = split_features(self.config, batch)
+        features, last = split_features(batch, self.captured, self.config.target_hidden_size)
         first = first_pass(eagle_net(self.config, params), target.embed, batch, features)
         places = all_places(batch)
         live = jnp.zeros(places.shape, jnp.bool_)
@@ -116,18 +117,10 @@ class Eagle3Objective:
             supervised = rollout_rows(batch, places, depth).supervised
             live, wanted = live | supervised, wanted | _shifted(supervised, depth + 1)
         teacher = read_teacher(target, last, wanted)
-        order = jnp.argsort(~live, axis=1, stable=True)
-        work = _Work(places=order.T, live=jnp.take_along_axis(live, order, axis=1).T)
 
         def summed(params: Params, first: FirstPass, shares: _Shares) -> tuple[Array, dict[str, Array]]:
-            return summed_over_live_chunks(
-                self._sums,
-                (params, first),
-                (target, batch, teacher, shares),
-                work,
-                jnp.any(work.live, axis=1),
-                chunk=self.chunk,
-            )
+            constants = target, batch, teacher, shares
+            return summed_over_live_places(self._sums, (params, first), constants, live, chunk=self.chunk)
 
         shares = self._shares(batch, None)
         if shares is None:  # what a row counts depends on all of them: they are looked at before
@@ -143,32 +136,22 @@ class Eagle3Objective:
         self,
         theta: tuple[Params, FirstPass],
         constants: tuple[Tables, TrainBatch, Teacher, "_Shares"],
-        work: "_Work",
+        places: Int[Array, "rows places"],
+        live: Bool[Array, "rows places"],
     ) -> tuple[Array, dict[str, Array]]:
         """The numerator of some rows, and everything else that adds up over rows, by depth."""
         (params, first), (target, batch, teacher, shares) = theta, constants
         net = eagle_net(self.config, params)
-        places, live = work.places.T, work.live.T.reshape(-1)
         by_depth: list[dict[str, Array]] = []
         for depth, states in enumerate(rollouts(net, target.embed, batch, first, places, self.depths)):
             row = rollout_rows(batch, places, depth)
             logits = net.logits(states.reshape(-1, states.shape[2]), target.logits)
             agreed = agreement(logits, soft_labels(target, teacher, row.teachers))
-            supervised = row.supervised.reshape(-1) & live
-            known = supervised & agreed.known
+            counted = agreement_rows(agreed, (row.supervised & live).reshape(-1))
             accepted = agreed.acceptance > 0
-            by_depth.append(
-                {
-                    "supervised": supervised,
-                    "known": known,
-                    "cross_entropy": jnp.where(known, agreed.cross_entropy, 0),
-                    "acceptance": jnp.where(known, agreed.acceptance, 0),
-                    "log_acceptance": jnp.where(
-                        known & accepted, jnp.log(jnp.where(accepted, agreed.acceptance, 1)), 0
-                    ),
-                    "correct": supervised & agreed.correct,
-                }
-            )
+            log_acceptance = jnp.log(jnp.where(accepted, agreed.acceptance, 1))
+            counted["log_acceptance"] = jnp.where(counted["known"], log_acceptance, 0)
+            by_depth.append(counted)
         rows = {name: jnp.stack([d[name] for d in by_depth]).astype(jnp.float32) for name in by_depth[0]}
         sums = {name: jnp.sum(values, axis=1) for name, values in rows.items()}
         numerator = (
@@ -215,12 +198,7 @@ class Eagle3Objective:
         else:  # means already, the sum of which over devices counts as one
             devices = 1 if self.data_axis is None else jax.lax.psum(1, self.data_axis)
             denominator = jnp.float32(1) / devices
-        metrics = {
-            "cross_entropy": (sums["cross_entropy"], known),
-            "accuracy": (sums["correct"], supervised),
-            "accuracy_of_drafted": (sums["correct"], known),
-            "drafted": (known, supervised),
-            "acceptance": (sums["acceptance"], known),
+        metrics = agreement_metrics(sums) | {
             "accept_length": (sums["accept"], supervised[0]),
             "expected_accept_length": (sums["expected_accept"], supervised[0]),
         }
@@ -238,14 +216,6 @@ class _Shares:
     cross_entropy: Float[Array, "depths"]
     log_acceptance: Float[Array, "depths"]
     missed: Float[Array, "depths"]  # 1 - acceptance
-
-
-@pytree
-class _Work:
-    """Some places of every token row; rows and places are swapped, as chunks are taken of the first axis."""
-
-    places: Int[Array, "places rows"]
-    live: Bool[Array, "places rows"]
 
 
 def _shifted(mask: Bool[Array, "rows tokens"], places: int) -> Bool[Array, "rows tokens"]:

@@ -63,6 +63,35 @@ def summed_over_live_chunks(
     return value, jax.lax.stop_gradient(sums)
 
 
+def summed_over_live_places(
+    terms_of: Callable[[P, Any, Array, Array], tuple[Float[Array, ""], S]],
+    theta: P,
+    constants: Any,
+    live: Bool[Array, "rows places"],
+    *,
+    chunk: int,
+) -> tuple[Float[Array, ""], S]:
+    """`summed_over_live_chunks` of the places of every token row.
+
+    Args:
+      terms_of: from theta, constants, places int32 [rows, chunk] and whether each is live.
+      theta: see there.
+      constants: see there.
+      live: places that add something, wherever they are.
+      chunk: places of every token row at a time.
+    """
+    order = jnp.argsort(~live, axis=1, stable=True)
+    # Chunks are taken of the first axis.
+    places, alive = order.T, jnp.take_along_axis(live, order, axis=1).T
+
+    def swapped(theta: P, constants: Any, items: tuple[Array, Array]) -> tuple[Float[Array, ""], S]:
+        return terms_of(theta, constants, items[0].T, items[1].T)
+
+    return summed_over_live_chunks(
+        swapped, theta, constants, (places, alive), jnp.any(alive, axis=1), chunk=chunk
+    )
+
+
 def _total(at: Callable[..., Any], trained: list[Array], fixed: Any, pieces: Any, used: Array) -> Any:
     def looped(body: Callable[[Any], Any], pieces: Any, used: Array) -> Any:
         start = jax.eval_shape(body, jax.tree.map(lambda a: a[0], pieces))

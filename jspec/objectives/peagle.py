@@ -8,23 +8,23 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jspec.drafters.eagle_net import EagleConfig, EagleNet, eagle_net
 from jspec.net import Params
-from jspec.objectives.batch import TrainBatch
+from jspec.objectives.batch import TrainBatch, split_features
 from jspec.objectives.depth_samples import DepthSample, sample_depths
 from jspec.objectives.frozen import Tables
-from jspec.objectives.live_chunks import summed_over_live_chunks
+from jspec.objectives.live_chunks import summed_over_live_places
 from jspec.objectives.rollout_attention import blockwise
 from jspec.objectives.rollouts import all_places, rollout_rows, taken, visible_context
 from jspec.objectives.soft_labels import (
     Teacher,
     agreement,
+    agreement_metrics,
+    agreement_rows,
     check_tables,
     read_teacher,
     soft_labels,
-    split_features,
 )
 from jspec.objectives.terms import Terms
 from jspec.targets.layers import See
-from pallas_kernels.pytree import pytree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,73 +98,72 @@ class PEagleObjective:
         """
         check_tables(self.config.draft_vocab_size, target)
         net = eagle_net(self.config, params)
-        _, last = split_features(self.config, batch)
-        states = parallel_states(net, target, batch, sample)
+        features, last = split_features(batch, self.captured, self.config.target_hidden_size)
+        states = parallel_states(net, target, batch, features, sample)
         places, depths, keep = _rows(batch, sample)
         row = rollout_rows(batch, places, depths)
         supervised = row.supervised & keep
         wanted = jnp.zeros(batch.ids.shape, jnp.bool_)
         wanted = wanted.at[jnp.arange(places.shape[0])[:, None], row.teachers].max(supervised)
         teacher = read_teacher(target, last, wanted)
-        order = jnp.argsort(~supervised, axis=1, stable=True)
-        work = _Work(places=order.T, supervised=taken(supervised, order).T)
-        numerator, sums = summed_over_live_chunks(
+        numerator, sums = summed_over_live_places(
             self._sums,
             (params, states),
             (target, row.teachers, depths, teacher),
-            work,
-            jnp.any(work.supervised, axis=1),
+            supervised,
             chunk=-(-self.chunk // batch.ids.shape[0]),
         )
         return self._combine(numerator, sums)
 
     def _sums(
-        self, theta: tuple[Params, Array], constants: tuple[Tables, Array, Array, Teacher], work: "_Work"
+        self,
+        theta: tuple[Params, Array],
+        constants: tuple[Tables, Array, Array, Teacher],
+        places: Int[Array, "rows places"],
+        supervised: Bool[Array, "rows places"],
     ) -> tuple[Array, dict[str, Array]]:
         (params, states), (target, teachers, depths, teacher) = theta, constants
-        net, places = eagle_net(self.config, params), work.places.T
+        net = eagle_net(self.config, params)
         states, teachers, depths = (taken(values, places) for values in (states, teachers, depths))
         logits = net.logits(states.reshape(-1, states.shape[2]), target.logits)
         agreed = agreement(logits, soft_labels(target, teacher, teachers))
-        supervised = work.supervised.T.reshape(-1)
-        known = supervised & agreed.known
         at_depth = depths.reshape(-1)[None] == jnp.arange(self.depths)[:, None]
 
         def by_depth(values: Array) -> Array:
             return jnp.sum(jnp.where(at_depth, values[None].astype(jnp.float32), 0), axis=1)
 
-        sums = {
-            "supervised": by_depth(supervised),
-            "known": by_depth(known),
-            "cross_entropy": by_depth(jnp.where(known, agreed.cross_entropy, 0)),
-            "acceptance": by_depth(jnp.where(known, agreed.acceptance, 0)),
-            "correct": by_depth(known & agreed.correct),
-        }
+        rows = agreement_rows(agreed, supervised.reshape(-1))
+        sums = {name: by_depth(values) for name, values in rows.items()}
         return jnp.sum(sums["cross_entropy"]), sums
 
     def _combine(self, numerator: Array, sums: dict[str, Array]) -> Terms:
-        supervised, known = sums["supervised"], sums["known"]
-        metrics = {
-            "cross_entropy": (sums["cross_entropy"], known),
-            "accuracy": (sums["correct"], supervised),
-            "accuracy_of_drafted": (sums["correct"], known),
-            "drafted": (known, supervised),
-            "acceptance": (sums["acceptance"], known),
-        }
         return Terms(
             numerator=numerator,
-            denominator=jax.lax.stop_gradient(jnp.sum(known)),
-            metrics=jax.lax.stop_gradient(metrics),
+            denominator=jax.lax.stop_gradient(jnp.sum(sums["known"])),
+            metrics=jax.lax.stop_gradient(agreement_metrics(sums)),
         )
 
 
 def parallel_states(
-    net: EagleNet, target: Tables, batch: TrainBatch, sample: DepthSample
+    net: EagleNet,
+    target: Tables,
+    batch: TrainBatch,
+    features: Float[Array, "rows tokens width"],
+    sample: DepthSample,
+    ahead: int | Int[Array, ""] = 0,
 ) -> Float[Array, "rows places hidden"]:
-    """States of every token at depth 0, then of the sampled rows, all in one pass."""
+    """States of every token at depth 0, then of the sampled rows, all in one pass.
+
+    Args:
+      net: the drafter.
+      target: its input embedding, if the drafter has none of its own.
+      batch: tokens and documents; its features are not read.
+      features: those that the drafter reads.
+      sample: rows of depth 1 and deeper.
+      ahead: see `jspec.objectives.eagle_pass.first_pass`.
+    """
     config = net.config
     assert config.mask_token_id is not None and net.mask_hidden is not None
-    features, _ = split_features(config, batch)
     rows, tokens = batch.ids.shape
     samples = sample.anchors.shape[1]
     places, depths, _ = _rows(batch, sample)
@@ -173,11 +172,21 @@ def parallel_states(
     fused = net.fuse(features.reshape(rows * tokens, -1)).reshape(rows, tokens, -1)
     masked = net.fuse(net.mask_hidden[...][None])
     fused = jnp.concatenate([fused, jnp.broadcast_to(masked[None], (rows, samples, masked.shape[1]))], axis=1)
-    visible = visible_context(batch, places)
+    decoder = config.decoder
     # Own rows of depth 1, 2, ...; at depth 0 there are none.
-    own = jnp.pad(sample.own, ((0, 0), (tokens, 0), (0, 0)), constant_values=-1)
+    all_own = jnp.pad(sample.own, ((0, 0), (tokens, 0), (0, 0)), constant_values=-1)
+    own_depth = 1 + jax.lax.broadcasted_iota(jnp.int32, all_own.shape, 2)
+    seen = {
+        kind: (
+            visible_context(batch, places, depths, window, ahead),
+            all_own if window is None else jnp.where(own_depth > depths[:, :, None] - window, all_own, -1),
+        )
+        for kind, window in decoder.windows.items()
+    }
 
     def see(index: int) -> See:
+        visible, own = seen[decoder.layer_kinds[index]]
+
         def attended(q: Array, k: Array, v: Array) -> Array:
             q, k, v = (x.reshape(rows, tokens + samples, *x.shape[1:]) for x in (q, k, v))
             gathered = jnp.where(own >= 0, own + tokens, 0).reshape(rows, -1)
@@ -190,7 +199,7 @@ def parallel_states(
                 k_own,
                 v_own,
                 own >= 0,
-                scale=config.decoder.query_scale,
+                scale=decoder.query_scale,
             )
             return out.reshape(-1, *out.shape[2:])
 
@@ -213,11 +222,3 @@ def _rows(batch: TrainBatch, sample: DepthSample) -> tuple[Array, Array, Array]:
         jnp.concatenate([jnp.zeros_like(places), sample.depths], axis=1),
         jnp.concatenate([jnp.ones(places.shape, jnp.bool_), sample.keep], axis=1),
     )
-
-
-@pytree
-class _Work:
-    """Rows of every token row; the two are swapped, as chunks are taken of the first axis."""
-
-    places: Int[Array, "places rows"]
-    supervised: Bool[Array, "places rows"]

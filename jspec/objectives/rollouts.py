@@ -10,7 +10,8 @@ Row t at depth d, where t is an index into the token row (EAGLE has depth 0 only
 A row has weight only if token t + 1 + d is there and of the same document: so the last token of a document
 is never waited for. Tokens are those of the text at every depth (teacher-forced), also where the
 drafter would have proposed others. A row sees the depth-0 rows of its own document up to t, and itself
-at depths 1 to d: what decoding d steps from token t sees.
+at depths 1 to d: what decoding d steps from token t sees. A window layer sees of these the last
+`window` positions, the row's own counted.
 
 Source: SpecForge a6b6b023, `OnlineEagle3Model` and `TargetHead.preprocess`; EAGLE, train/main.py.
 """
@@ -64,11 +65,25 @@ def all_places(batch: TrainBatch) -> Int[Array, "rows tokens"]:
 
 
 def visible_context(
-    batch: TrainBatch, places: Int[Array, "rows places"]
+    batch: TrainBatch,
+    places: Int[Array, "rows places"],
+    depth: int | Int[Array, "rows places"] = 0,
+    window: int | None = None,
+    ahead: int | Int[Array, ""] = 0,
 ) -> Bool[Array, "rows places tokens"]:
-    """Which depth-0 rows a row sees: those up to its own, of its document. Padding sees padding."""
+    """Which depth-0 rows a row sees: those up to its own, of its document. Padding sees padding.
+
+    Args:
+      batch: the documents.
+      places: t, in any order.
+      depth: d, one for all or each its own; only read if there is a window.
+      window: positions that the row sees, its own counted; None = all.
+      ahead: rows behind its own that it is shown as well, as decoding never does.
+    """
     same = taken(batch.segments, places)[:, :, None] == batch.segments[:, None, :]
-    return same & (all_places(batch)[:, None, :] <= places[:, :, None])
+    index = all_places(batch)[:, None, :]
+    visible = same & (index <= (places + ahead)[:, :, None])
+    return visible if window is None else visible & (index > (places + (depth - window))[:, :, None])
 
 
 def taken(values: Array, index: Int[Array, "rows places"]) -> Array:

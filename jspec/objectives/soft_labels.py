@@ -5,12 +5,12 @@ it the target would accept is measured against the target's own probabilities. F
 the whole vocabulary and the best id are read from the target's head, a few rows at a time.
 """
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jspec.drafters.eagle_net import EagleConfig
-from jspec.objectives.batch import TrainBatch
 from jspec.objectives.frozen import DraftTables, Tables
 from jspec.objectives.rollouts import taken
 from jspec.vocabulary import argmax
@@ -139,6 +139,33 @@ def agreement(logits: Float[Array, "rows drafted"], labels: SoftLabels) -> Agree
     )
 
 
+def agreement_rows(agreed: Agreement, supervised: Bool[Array, "rows"]) -> dict[str, Array]:
+    """What every loss adds up over rows: 0 where a row does not count.
+
+    A supervised row whose best id cannot be drafted is not `known`: it counts as missed, and nowhere else.
+    """
+    known = supervised & agreed.known
+    return {
+        "supervised": supervised,
+        "known": known,
+        "cross_entropy": jnp.where(known, agreed.cross_entropy, 0),
+        "acceptance": jnp.where(known, agreed.acceptance, 0),
+        "correct": known & agreed.correct,
+    }
+
+
+def agreement_metrics(sums: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
+    """The metrics of a loss whose rows were added up under the names of `agreement_rows`."""
+    supervised, known, correct = sums["supervised"], sums["known"], sums["correct"]
+    return {
+        "cross_entropy": (sums["cross_entropy"], known),
+        "accuracy": (correct, supervised),
+        "accuracy_of_drafted": (correct, known),
+        "drafted": (known, supervised),
+        "acceptance": (sums["acceptance"], known),
+    }
+
+
 def check_tables(draft_vocab_size: int | None, target: Tables) -> None:
     """Makes sure that logits of drafter and target have the same columns.
 
@@ -151,20 +178,3 @@ def check_tables(draft_vocab_size: int | None, target: Tables) -> None:
             f"drafter with draft_vocab_size {draft_vocab_size}, got {type(target).__name__}; "
             "see jspec.objectives.frozen.draft_tables"
         )
-
-
-def split_features(
-    config: EagleConfig, batch: TrainBatch
-) -> tuple[Float[Array, "rows tokens width"], Float[Array, "rows tokens hidden"]]:
-    """The states that the drafter reads, and the one that the target's head reads, which comes last.
-
-    Raises:
-      ValueError: the batch's features have another width.
-    """
-    own = config.features_size
-    if batch.features.shape[2] != own + config.target_hidden_size:
-        raise ValueError(
-            f"features: expected width {own + config.target_hidden_size} ({', '.join(config.features)} and "
-            f"final_norm, {config.target_hidden_size} each), got {batch.features.shape[2]}; capture these states"
-        )
-    return batch.features[:, :, :own], batch.features[:, :, own:]

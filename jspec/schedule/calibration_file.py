@@ -84,13 +84,13 @@ def load_calibration(path: str | Path) -> Calibration:
     Raises:
       ValueError: no such file, no JSON, or entries that are wrong.
     """
-    values = read_object("calibration", path)
+    values = {name: value for name, value in read_object("calibration", path).items() if value is not None}
     fields = [f.name for f in dataclasses.fields(Calibration)]
     unknown = [name for name in values if name not in fields]
     lists = {
         name: _numbers(name, values[name])
         for name in ("temperatures", "offsets", "survival", "ece_before", "ece_after")
-        if values.get(name) is not None
+        if name in values
     }
     if unknown or "temperatures" not in lists:
         raise ValueError(

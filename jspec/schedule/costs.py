@@ -191,6 +191,10 @@ def load_costs(path: str | Path) -> MeasuredCosts | TableCosts:
         raise ValueError(
             f"schedule: expected the fields {', '.join(sorted(missing))} in {path}, got none; profile again"
         )
+    if not _is_number(known.get("context_seconds", 0.0)):
+        raise ValueError(
+            f"context_seconds: expected a number, got {known['context_seconds']!r}; profile again"
+        )
     names = {f.name for f in dataclasses.fields(Cell)}
     if not isinstance(known["cells"], list) or any(
         not isinstance(cell, dict) or set(cell) != names or not all(map(_is_number, cell.values()))
@@ -238,6 +242,13 @@ def check_costs(
     Raises:
       ValueError: naming what differs.
     """
+    if isinstance(costs, TableCosts) and isinstance(costs.table, StepTable):
+        most = max((bucket.nodes for bucket in buckets), default=0)
+        if most > costs.table.most_nodes:
+            raise ValueError(
+                f"schedule: expected a table for rounds of up to {most} nodes, got one for {costs.table.most_nodes} "
+                "(max_batch_tokens); profile further, or lower max_slots or draft_length"
+            )
     if not isinstance(costs, MeasuredCosts):
         return
     wanted = {"hardware": hardware, "target": target, "drafter": drafter, "dtype": dtype}

@@ -68,7 +68,7 @@ class Relay:
           round_: its number; rising.
           slots: of the first `rows`; what is behind them is padding.
           generations: of those slots' requests.
-          rows: float [at least len(slots), at most draft_length]; columns behind stay as they were.
+          rows: float [at least len(slots), draft_length].
         """
         self._arriving.append((round_, list(slots), np.asarray(generations).copy(), rows))
 
@@ -82,7 +82,7 @@ class Relay:
                 return None
             published, of, generations, rows = self._arriving.popleft()
             arrived = np.asarray(rows)[: len(of)]
-            self._latest.rows[of, : arrived.shape[1]] = arrived
+            self._latest.rows[of] = arrived
             self._latest.generations[of] = generations
             self._latest.rounds[of] = published
         index = list(slots)

@@ -75,6 +75,18 @@ class DecoderConfig:
             )
 
     @property
+    def windows(self) -> dict[LayerKind, int | None]:
+        """The kinds of layers that there are, and how many positions each of them sees; None = all."""
+        return {kind: self.window if kind == "window" else None for kind in dict.fromkeys(self.layer_kinds)}
+
+    def rope(self, kind: LayerKind) -> Rope:
+        """The rotary embedding of a kind of layer that there is."""
+        if kind == "full":
+            return self.full_rope
+        assert self.window_rope is not None
+        return self.window_rope
+
+    @property
     def identity(self) -> str:
         """Architecture and sizes in words, to name the model in refusals and beside features."""
         return (

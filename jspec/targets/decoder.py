@@ -11,8 +11,7 @@ from jspec.features import check_names
 from jspec.net import Leaf, Params, net_of
 from jspec.round import Nodes
 from jspec.targets.config import DecoderConfig, LayerKind
-from jspec.targets.layers import Decoder, paged
-from jspec.targets.rope import Rope, rotation
+from jspec.targets.layers import Decoder, paged, rotations
 from jspec.targets.target import Hidden
 from pallas_kernels.attention.sight import Sight, causal_sight, tree_sight
 
@@ -109,11 +108,7 @@ class DecoderTarget:
             sight(group.page_table[rows], layout.window)
             for group, layout in zip(cache.groups, self.groups, strict=True)
         ]
-        ropes: list[Rope] = [config.full_rope]
-        if len(sights) == 2:
-            assert config.window_rope is not None
-            ropes.append(config.window_rope)
-        turns = [rotation(rope, config.head_size, nodes.positions) for rope in ropes]
+        turns = rotations(config, nodes.positions)
         keys: list[list[Array]] = [[] for _ in sights]
         values: list[list[Array]] = [[] for _ in sights]
 
@@ -122,7 +117,7 @@ class DecoderTarget:
         for index, (kind, layer) in enumerate(zip(config.layer_kinds, model.layers, strict=True)):
             g = 0 if kind == "full" else 1
             pages = cache.groups[g].pages
-            x, k, v = layer(x, turns[g], paged(config, pages, len(keys[g]), sights[g]), pages.dtype)
+            x, k, v = layer(x, turns[kind], paged(config, pages, len(keys[g]), sights[g]), pages.dtype)
             keys[g].append(k)
             values[g].append(v)
             if f"layer.{index}" in capture:

@@ -1,16 +1,16 @@
 """The modules of a decoder-only language model; one table of axis names gives shapes and sharding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jspec.heads import attend
-from jspec.targets.config import DecoderConfig
-from jspec.targets.rope import rotate
+from jspec.targets.config import DecoderConfig, LayerKind
+from jspec.targets.rope import rotate, rotation
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight
 
@@ -75,6 +75,11 @@ def rms_norm(
     return (wide * scale * weight.reshape((1,) * (x.ndim - 1) + weight.shape)).astype(x.dtype)
 
 
+def rotations(config: DecoderConfig, positions: Int[Array, "nodes"]) -> dict[LayerKind, Rotation]:
+    """How each kind of layer that there is turns the nodes at these positions."""
+    return {kind: rotation(config.rope(kind), config.head_size, positions) for kind in config.windows}
+
+
 def paged(config: DecoderConfig, pages: Pages, layer: int, sight: Sight) -> See:
     """Attention over one layer's committed pages and the nodes in flight."""
 
@@ -84,6 +89,13 @@ def paged(config: DecoderConfig, pages: Pages, layer: int, sight: Sight) -> See:
         )
 
     return see
+
+
+def paged_layers(
+    config: DecoderConfig, pages: Pages, sights: Mapping[LayerKind, Sight]
+) -> Callable[[int], See]:
+    """The same for layers of any kind, by their index, where all of them share one pool."""
+    return lambda layer: paged(config, pages, layer, sights[config.layer_kinds[layer]])
 
 
 class Attention(nnx.Module):

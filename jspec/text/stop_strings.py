@@ -31,6 +31,11 @@ class StopStrings:
         self._include = include
         self._held = ""
 
+    @property
+    def held(self) -> str:
+        """Text that may be the start of a stop string."""
+        return self._held
+
     def push(self, piece: str) -> tuple[str, str | None]:
         """Takes the next piece; returns the text that is final and the stop string found, None so far.
 

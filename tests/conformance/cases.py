@@ -11,12 +11,9 @@ from pathlib import Path
 
 from conformance.block_training_cases import (
     DPACE,
-    find_part,
     run_block_training,
-    run_block_updates,
     run_dflash2_objectives,
     run_dpace,
-    run_optimizer,
 )
 from conformance.data_cases import run_data_case
 from conformance.dflash2_cases import (
@@ -29,7 +26,6 @@ from conformance.dflash_cases import dflash_names, run_dflash_case
 from conformance.eagle_cases import run_eagle3
 from conformance.eagle_training_cases import (
     run_eagle3_training,
-    run_eagle3_updates,
     run_eagle_training,
     run_peagle_training,
     run_vocab_mapping,
@@ -53,10 +49,12 @@ from conformance.sequential_cases import (
 )
 from conformance.sequential_training_cases import run_domino_training, run_dspark_training
 from conformance.target_cases import run_target_case
+from conformance.training_records import find_part
 from conformance.tree_cases import run_grammar_tree, run_greedy_trees, run_tree_build, run_tree_sampling
+from conformance.update_cases import run_block_updates, run_eagle3_updates, run_optimizer
 from conformance.verify_cases import run_chain_rejection, run_greedy_chain, run_target_probs
 
-from jspec.checkpoints.dflash import ARCHITECTURE, ARCHITECTURE_2
+from jspec.checkpoints.dflash_config import ARCHITECTURE, ARCHITECTURE_2
 from jspec.checkpoints.dflash_config import DEEPSPEC as DEEPSPEC_DSPARK
 from jspec.checkpoints.eagle_config import DEEPSPEC, EAGLE, EAGLE3, PEAGLE, architecture_of
 from jspec.checkpoints.sequential_config import DOMINO, DSPARK

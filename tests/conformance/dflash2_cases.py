@@ -12,7 +12,7 @@ from conformance.dflash_cases import Ready, absorbed, close, compare_drafts, sam
 from jaxtyping import Array
 from safetensors.numpy import load_file
 
-from jspec.checkpoints.dflash import ARCHITECTURE_2
+from jspec.checkpoints.dflash_config import ARCHITECTURE_2
 from jspec.drafters.dflash import dflash_net
 from jspec.drafters.dflash2_lattice import (
     Candidates,

@@ -12,7 +12,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from jspec.cache import Cache, GroupLayout, new_cache
-from jspec.checkpoints.dflash import ARCHITECTURE, LoadedDrafter, dflash_from_tensors
+from jspec.checkpoints.dflash import dflash_from_tensors
+from jspec.checkpoints.dflash_config import ARCHITECTURE
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.drafters.dflash import dflash_net
 from jspec.drafters.dflash_net import DFlashNet
 from jspec.drafters.protocol import Committed, Text
@@ -224,6 +226,7 @@ def _committed(features: np.ndarray, context_lengths: np.ndarray) -> Committed:
         positions=jnp.asarray(np.tile(within, (requests, 1)).reshape(-1)),
         path=jnp.asarray(np.where(real, nodes, -1)),
         context_lengths=jnp.zeros((requests,), jnp.int32),
+        is_first=jnp.ones((requests,), bool),
     )
 
 

@@ -148,6 +148,7 @@ def _check_draft(
             positions=index,
             path=jnp.where(index < end - start, start + index, -1)[None],
             context_lengths=jnp.array([start], jnp.int32),
+            is_first=jnp.array([start == 0]),
         )
         cache = dataclasses.replace(view.cache, lengths=jnp.array([end], jnp.int32))
         view = dataclasses.replace(view, cache=cache)

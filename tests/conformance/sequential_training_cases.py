@@ -1,5 +1,6 @@
 """Golden cases of training DSpark and Domino: labels, teacher, heads, losses, metrics, walks and gradients."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,22 +8,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conformance.block_training_cases import (
-    RecordedTables,
+from conformance.block_records import (
     check_anchors,
     check_grads,
     check_masks,
-    meta_of,
-    near,
     recorded_blocks,
     recorded_start,
     terms_and_grads,
 )
+from conformance.training_records import RecordedTables, meta_of, near
 from safetensors.numpy import load_file
 
-from jspec.checkpoints.dflash import LoadedDrafter
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.drafters.dflash import dflash_net
 from jspec.drafters.sequential import Walk, best_choice, correction, teacher_forced, walk
+from jspec.objectives.batch import split_features
 from jspec.objectives.blocks import Blocks
 from jspec.objectives.domino import DominoObjective
 from jspec.objectives.draft_rows import DraftRows, draft_rows, training_embed
@@ -48,7 +48,8 @@ def run_dspark_training(folder: Path) -> None:
     check_masks(config, batch, blocks, outputs)
     given = {name: next(meta[key] for key in keys if key in meta) for name, keys in WEIGHTS.items()}
     objective = DSparkObjective(config=config, gamma=meta["loss_decay_gamma"], chunk_blocks=5, **given)
-    own, states = objective._split(batch)
+    read, states = split_features(batch, objective.captured, config.target_hidden_size)
+    own = dataclasses.replace(batch, features=read)
     rows = draft_rows(config, loaded.params, tables, own, blocks, recompute=False)
     _check_rows(rows, blocks, outputs)
     mask = np.cumprod(np.asarray(rows.mask), axis=1) > 0

@@ -5,8 +5,8 @@ import re
 import shutil
 from pathlib import Path
 
-from conformance.block_training_cases import SHARING
 from conformance.cases import discover
+from conformance.training_records import SHARING
 
 CASES = Path(__file__).parent / "cases"
 

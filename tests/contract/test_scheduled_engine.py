@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from contract.engines import OTHERS, TABLE, M, engine, shared
 
+from jspec.buckets import Bucket
 from jspec.loading import with_drafter
 from jspec.schedule.calibration_file import Calibration
 from jspec.schedule.scheduler import Scheduler
@@ -99,6 +100,24 @@ def test_every_budget_gives_the_same_tokens_and_is_kept(budget, monkeypatch):
     assert results[0].token_ids == line(1, 11)
     assert results[1].token_ids == shared("plain").generate([[2]], seeded)[0].token_ids
     assert results[2].token_ids == line(3, 11)
+
+
+def test_the_schedule_learns_of_drafts_that_a_small_round_has_no_room_for():
+    used, bucket, published = scheduled(FLAT), Bucket(lanes=1, nodes=2, chunk=0), []
+
+    def note(active, bucket, round_, report):
+        if bucket.budget:
+            published.append(round_.survival)
+
+    with used.session(observer=note) as session:
+        session.add([[1]], Settings(max_tokens=12, temperature=1.0))
+        while session.prefilling:
+            session.step()
+        session.step(bucket)
+        session.step(Bucket(lanes=1, nodes=1 + M, chunk=0))
+    small, full = published
+    assert small.shape == full.shape == (1, M)
+    assert 0 < float(small[0, -1]) < float(small[0, 0]) < 1
 
 
 def test_a_flat_table_verifies_everything_and_a_steep_one_nothing():

@@ -121,7 +121,7 @@ def test_stream_that_finds_every_slot_taken_says_what_is_missing():
         used.stream([[1], [3]], Settings(max_tokens=12)),
         used.stream([[2]], Settings(max_tokens=9)),
     )
-    pieces = [next(first)]
+    pieces = [next(first), next(first)]  # each of them has a slot now
     with pytest.raises(
         RuntimeError, match=r"prompts\[0\]: expected a free slot and cache for 10 tokens, got 0 slots"
     ):

@@ -7,7 +7,8 @@ from jspec.shapes import COMPILED
 
 MODULE = "jspec.shapes"
 HBM = {"v5e": 16 * 2**30, "v6e": 32 * 2**30}
-MIB = 2**20
+# Measured 134, 76 and 533 MiB: settle holds several arrays of [rows, vocabulary].
+TEMPORARY = {"propose": 192 * 2**20, "execute": 128 * 2**20, "settle": 640 * 2**20}
 
 pytestmark = needs_libtpu
 
@@ -24,7 +25,7 @@ def test_a_round_fits_and_copies_no_pool(name, generation):
     shape, found = COMPILED[name], program(name, generation)
     held = found.argument_bytes + found.output_bytes - found.aliased_bytes + found.temporary_bytes
     assert held < HBM[generation]
-    assert found.temporary_bytes < 320 * MIB
+    assert found.temporary_bytes < TEMPORARY[shape.kind]
     pool = shape.pool_bytes // 2 // shape.tensor  # of keys, on one device
     assert found.largest_made < pool
     if shape.kind == "settle":

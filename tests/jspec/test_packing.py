@@ -1,10 +1,13 @@
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 
 from jspec.buckets import Bucket
 from jspec.drafters.protocol import Text
-from jspec.packing import commit_path, owner, pack, row_nodes, row_offsets
+from jspec.packing import commit_path, limit, owner, pack, row_nodes, row_offsets
 from jspec.round import OneHot, Proposal
+from jspec.slots import empty_slots
 
 
 def ints(*values):
@@ -27,6 +30,20 @@ def packed(certain, drafts, chunk, nodes):
     bucket = Bucket(lanes=3, nodes=nodes, chunk=chunk)
     lanes = ints(2, 0, -1)
     return bucket, pack(bucket, text, ints(3, 0, 4), lanes, certain, proposal, drafts)
+
+
+def test_request_does_not_draft_in_its_first_round_wherever_the_prefix_cache_lets_it_begin():
+    slots = dataclasses.replace(
+        empty_slots(3, 10, 5, 1),
+        text=Text(tokens=jnp.zeros((3, 10), jnp.int32), lengths=ints(5, 5, 1)),
+        starts=ints(4, 0, 0),
+        limits=ints(10, 10, 10),
+        draft_caps=ints(2, 2, 2),
+        live=jnp.ones((3,), bool),
+    )
+    proposal = Proposal(tokens=jnp.zeros((3, 2), jnp.int32), lengths=ints(2, 2, 2), q=OneHot())
+    cut = limit(proposal, slots, ints(4, 4, 0), ints(0, 1, 2), ints(1, 1, 1), 2)
+    assert cut.lengths.tolist() == [0, 2, 0]
 
 
 def test_pack_lays_anchor_and_drafts_at_committed_positions():

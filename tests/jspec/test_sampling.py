@@ -84,7 +84,9 @@ def test_too_many_stop_ids_are_refused():
 
 
 def test_history_counts_what_was_emitted_and_nothing_else():
-    history = admit_history(empty_history(2, 6), jnp.int32(1), jnp.asarray([4, 0, 4, 2, 2]), jnp.int32(3))
+    history = admit_history(
+        empty_history(2, 6), jnp.int32(1), jnp.asarray([4, 0, 4, 2, 2]), jnp.int32(3), jnp.int32(3)
+    )
     np.testing.assert_array_equal(history.prompt_seen, [[0] * 6, [1, 0, 0, 0, 1, 0]])
     counted = jax.jit(count_emitted, donate_argnums=0)(
         history,
@@ -96,10 +98,19 @@ def test_history_counts_what_was_emitted_and_nothing_else():
     np.testing.assert_array_equal(counted.prompt_seen, [[0] * 6, [1, 0, 0, 0, 1, 0]])
 
 
+def test_request_that_comes_back_has_emitted_what_is_behind_its_prompt():
+    tokens = jnp.asarray([4, 0, 4, 2, 2, 1])
+    history = admit_history(empty_history(2, 6), jnp.int32(1), tokens, jnp.int32(5), jnp.int32(2))
+    np.testing.assert_array_equal(history.prompt_seen, [[0] * 6, [1, 0, 0, 0, 1, 0]])
+    np.testing.assert_array_equal(history.output_counts, [[0] * 6, [0, 0, 2, 0, 1, 0]])
+
+
 def test_admission_forgets_the_slots_last_request():
-    history = admit_history(empty_history(2, 6), jnp.int32(0), jnp.asarray([1, 2]), jnp.int32(2))
+    history = admit_history(
+        empty_history(2, 6), jnp.int32(0), jnp.asarray([1, 2]), jnp.int32(2), jnp.int32(2)
+    )
     history = count_emitted(history, jnp.asarray([0]), jnp.asarray([[3, 3]]), jnp.asarray([2]))
-    history = admit_history(history, jnp.int32(0), jnp.asarray([5, 0]), jnp.int32(1))
+    history = admit_history(history, jnp.int32(0), jnp.asarray([5, 0]), jnp.int32(1), jnp.int32(1))
     np.testing.assert_array_equal(history.output_counts, np.zeros((2, 6)))
     np.testing.assert_array_equal(history.prompt_seen, [[0, 0, 0, 0, 0, 1], [0] * 6])
 

@@ -9,6 +9,8 @@ import jspec
 from jspec.bench.prompts import PROMPTS
 from jspec.cli import main
 
+pytestmark = pytest.mark.optimized
+
 REWRITE = [{"role": "user", "content": PROMPTS["rewrite"][2]}]
 QUESTION = [{"role": "user", "content": PROMPTS["chat"][1]}]
 SETTINGS = jspec.Settings(max_tokens=24)

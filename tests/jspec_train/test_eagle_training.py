@@ -1,5 +1,6 @@
 """Whole runs of EAGLE, EAGLE-3 and P-EAGLE on a tiny target."""
 
+import dataclasses
 import json
 
 import jax
@@ -10,14 +11,16 @@ from training_runs import MASK, Figures, leaves_of, write_data
 
 import jspec
 from jspec.checkpoints.draft_vocabulary import VOCABULARY_FILE, read_draft_vocabulary
+from jspec.checkpoints.drafter import load_drafter
 from jspec.checkpoints.eagle import load_eagle
 from jspec.checkpoints.target import load_target
 from jspec.drafters.eagle_net import eagle_net
+from jspec.loading import with_drafter
 from jspec.objectives.batch import on_devices
 from jspec.objectives.eagle_pass import first_pass
 from jspec.targets.decoder import decoder_leaves
 from jspec.text.tokenizer import load_tokenizer
-from jspec_train.check.subject import open_subject
+from jspec_train.commands.evaluate import evaluate_command
 from jspec_train.commands.export import export_command
 from jspec_train.evaluate import Pair, teacher_forced
 from jspec_train.plan import plan_table
@@ -85,13 +88,22 @@ def test_a_run_ends_with_a_drafter_that_decodes(recipe, target, data, tmp_path, 
     ]
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_an_exported_drafter_has_the_trained_logits(recipe, tmp_path, target, data, method):
-    run = open_run(recipe(method))
+@pytest.mark.parametrize(
+    ("method", "drafter", "layouts"),
+    [
+        ("eagle", {}, ["eagle"]),
+        (
+            "eagle3",
+            {"num_layers": 2, "window": 4, "layer_kinds": ["full", "window"]},
+            ["sglang", "specforge", "speculators"],
+        ),
+        ("eagle3", {"query_key_norm": True, "vocabulary": None}, ["deepspec", "speculators"]),
+    ],
+    ids=["eagle", "eagle3", "deepspec"],
+)
+def test_an_exported_drafter_has_the_trained_logits(recipe, tmp_path, target, data, method, drafter, layouts):
+    run = open_run(recipe(method, drafter=drafter))
     outcome = train_run(run)
-    export_command(tmp_path / "run", tmp_path / "out", dtype="float32")
-    loaded = load_eagle(tmp_path / "out", jnp.float32, num_target_layers=3)
-    assert loaded.drafter.config == run.method.config
     batch = on_devices(next(run.batches(run.source, epochs=1)))
     features = jax.jit(run.trainer.capture)(run.target, batch).features[
         :, :, : run.method.config.features_size
@@ -103,8 +115,12 @@ def test_an_exported_drafter_has_the_trained_logits(recipe, tmp_path, target, da
         states = first_pass(net, run.target.embed, batch, features).states
         return net.logits(states.reshape(-1, states.shape[2]), run.target.logits)
 
-    trained = run.trainer.params(outcome.state, run.frozen)
-    np.testing.assert_array_equal(logits(trained), logits(loaded.params))
+    trained = logits(run.trainer.params(outcome.state, run.frozen))
+    for layout in layouts:
+        export_command(tmp_path / "run", tmp_path / layout, layout=layout, dtype="float32")
+        loaded = load_eagle(tmp_path / layout, jnp.float32)
+        assert loaded.drafter.config == run.method.config
+        np.testing.assert_array_equal(trained, logits(loaded.params))
     pair = Pair(
         target=load_target(target, dtype="float32"),
         tokenizer=load_tokenizer(target),
@@ -112,10 +128,6 @@ def test_an_exported_drafter_has_the_trained_logits(recipe, tmp_path, target, da
         dtype=jnp.dtype("float32"),
     )
     assert np.isfinite(teacher_forced(pair, open_samples(data / "validation"))["loss"])
-    with pytest.raises(
-        ValueError, match=r"drafter: expected a DFlash or DFlash 2 drafter, got .*jspec evaluate"
-    ):
-        open_subject(str(target), str(tmp_path / "out"), None, "float32")
 
 
 def test_an_interrupted_eagle3_run_goes_on_bit_equal(recipe, data):
@@ -178,19 +190,32 @@ def test_the_vocabulary_is_kept_and_other_data_are_refused(recipe, target, data,
         open_run(recipe("eagle3", drafter={"vocabulary": 25}))
 
 
-def test_ids_of_another_vocabulary_beside_the_weights_are_refused(recipe, tmp_path):
-    train_run(open_run(recipe("eagle3")))
-    path = tmp_path / "run" / "best" / VOCABULARY_FILE
+def test_ids_of_another_vocabulary_beside_the_weights_are_refused(recipe, target, data, tmp_path):
+    train_run(open_run(recipe("eagle3", "first")))
+    path = tmp_path / "first" / "best" / VOCABULARY_FILE
     values = json.loads(path.read_text())
     missing = next(i for i in range(61) if i not in values["ids"])
     path.write_text(json.dumps(values | {"ids": sorted([missing, *values["ids"][1:]])}))
     with pytest.raises(
         ValueError, match=r"expected draft id \d+ at column \d+, as draft_vocabulary.json says"
     ):
-        load_eagle(tmp_path / "run" / "best", jnp.float32)
+        load_eagle(path.parent, jnp.float32)
+    other = dataclasses.replace(read_draft_vocabulary(tmp_path / "first"), tokenizer="another")
+    path.write_text(other.json())
+    plain = jspec.load(str(target), drafter="plain", max_slots=1)
+    for loading in (
+        lambda: jspec.load(str(target), drafter=str(path.parent)),
+        lambda: with_drafter(plain, path.parent),
+        lambda: evaluate_command(path.parent, data / "validation", str(target), compilation_cache=""),
+    ):
+        with pytest.raises(
+            ValueError, match=r"draft_vocabulary.json: expected the tokenizer another, .* got"
+        ):
+            loading()
+    assert load_drafter(path.parent, jnp.float32).params  # nobody says with which target
     path.write_text(json.dumps(values | {"data": "another"}))
     with pytest.raises(ValueError, match=r"draft_vocabulary.json: expected the key .* of its own contents"):
-        load_eagle(tmp_path / "run" / "best", jnp.float32)
+        load_eagle(path.parent, jnp.float32)
 
 
 def test_warm_start_takes_weights_and_vocabulary(recipe, tmp_path):
@@ -218,10 +243,29 @@ def test_warm_start_takes_weights_and_vocabulary(recipe, tmp_path):
         ),
         ("eagle", {"objective": {"depths": 4}}, "objective.depths: expected one of chunk, .* unknown key"),
         ("eagle3", {"objective": {"noise": "none"}}, "objective.noise: expected one of .* unknown key"),
-        ("eagle3", {"objective": {"depths": 40}}, "objective.depths: expected at most 2., the longest"),
+        (
+            "eagle3",
+            {"objective": {"depths": 24}},
+            r"objective.depths: expected at most 23, .* the longest sample \(24\), got 24",
+        ),
+        (
+            "peagle",
+            {"objective": {"depths": 22}},
+            "objective.depths: expected at most 20, the longest stretch",
+        ),
         ("eagle3", {"drafter": {"target_layer_ids": None}}, "target_layer_ids: expected three layers"),
         ("eagle3", {"drafter": {"target_layer_ids": [0, 1, 3]}}, "layer 3 does not exist"),
         ("eagle3", {"drafter": {"vocabulary": 62}}, "vocabulary"),
+        (
+            "eagle3",
+            {"drafter": {"head_reads_norm": False, "feeds_back_norm": True}},
+            "config.head_reads_norm: expected a value that layout sglang can say|config.feeds_back_norm: expected",
+        ),
+        (
+            "eagle3",
+            {"drafter": {"layer_kinds": ["window"]}},
+            "drafter.window: expected a size for the window layers, got None",
+        ),
         ("eagle3", {"drafter": {"hidden_size": 8, "own_head": False}}, "drafter.own_head: expected true"),
         ("eagle3", {"drafter": {"feature_norms": True, "norm_before_fc": True}}, "drafter.norm_before_fc"),
         (
@@ -235,6 +279,11 @@ def test_warm_start_takes_weights_and_vocabulary(recipe, tmp_path):
 def test_what_cannot_be_meant_is_refused_before_the_start(recipe, method, changes, message):
     with pytest.raises(ValueError, match=message):
         open_run(recipe(method, **changes))
+
+
+def test_eagle3_is_rolled_out_of_the_prompt_where_answers_are_short(recipe):
+    run = open_run(recipe("eagle3", objective={"depths": 22, "chunk": 8}))  # 20 tokens are supervised at most
+    assert run.trainer.objective.depths == 22
 
 
 def test_an_unknown_method_is_named():

@@ -64,6 +64,40 @@ def test_a_wrong_setting_is_named(write, text, overrides, message):
         read_recipe(write(text), overrides)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["objective.kl_scale=2"], "objective.kl_scale: expected 1.0 .* without loss lk_lambda, got 2.0"),
+        (["objective.dpace_alpha=0.2"], "objective.dpace_alpha: expected 0.5 .* without a dpace weighting"),
+        (["objective.selector_alpha=2"], "objective.selector_alpha: expected 1.0 .* without a selector"),
+        (["method=dspark", "objective.dpard_alpha=0.2"], "objective.dpard_alpha: .* without loss dpard"),
+        (
+            ["method=dspark", "objective.loss=dpard", "objective.l1_weight=1"],
+            "objective.l1_weight: expected 0.9 .* without loss dspark, got 1.0",
+        ),
+        (
+            ["method=dspark", "drafter.confidence=none", "objective.confidence_weight=2"],
+            "objective.confidence_weight: expected 1.0 .* without a confidence head",
+        ),
+        (["method=eagle", "objective.noise=none", "objective.noise_width=1"], "without noise, got 1.0"),
+        (["method=eagle3", "objective.kl_decay=2"], "objective.kl_decay: .* without loss lk_lambda"),
+        *(
+            ([f"method={method}", "training.gradient_checkpointing=true"], "expected False .* got True")
+            for method in ("eagle", "eagle3", "peagle")
+        ),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_refused(write, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        read_recipe(write(TEXT), overrides)
+
+
+def test_settings_are_for_what_reads_them(write):
+    read_recipe(write(TEXT), ["objective.loss=lk_lambda", "objective.kl_scale=2"])
+    read_recipe(write(TEXT), ["objective.weighting=dpace", "objective.dpace_alpha=0.2"])
+    read_recipe(write(TEXT), ["method=domino", "training.gradient_checkpointing=true"])
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="config: expected a YAML file"):
         read_recipe(tmp_path / "none.yaml")

@@ -90,7 +90,7 @@ def test_every_row_gets_the_targets_own_answer(shared, tmp_path):
     assert {row["task"] for row in rows} == {"chat"} and rows[0]["extra"] == [1]
     assert all("messages" not in row and row["conversations"][0]["role"] == "user" for row in rows)
     cut = sum(reason == "length" for _, reason in answers(tmp_path / "out.jsonl").values())
-    assert tally == Tally(rows=8, answered=8, tokens=tally.tokens, cut=cut)
+    assert tally == Tally(rows=8, answered=8, tokens=tally.tokens, cut=cut, reused=tally.reused)
     assert [one.answered for one in seen] == list(range(1, 9))
     assert not errors_file(tmp_path / "out.jsonl").read_text()
 

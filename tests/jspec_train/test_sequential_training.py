@@ -62,7 +62,8 @@ def test_a_run_ends_with_a_drafter_that_decodes(recipe, target, data, tmp_path, 
     found = figures.evaluations[4]
     assert {"loss", "accuracy@3", "accept_length", "mean_commit_length"} <= set(found)
     if method == "dspark":
-        assert {"acceptance@3", "confidence_error@3", "tau_probabilistic", "binned_confidence"} <= set(found)
+        assert {"acceptance@3", "confidence_error@3", "tau_probabilistic", "calibration_error"} <= set(found)
+        assert not any(name.startswith("binned") for name in found)
     engine = jspec.load(str(target), drafter=str(tmp_path / "run" / "best"))
     plain = jspec.load(str(target), drafter="plain")
     settings = jspec.Settings(max_tokens=8, ignore_eos=True)
@@ -83,7 +84,7 @@ def test_a_run_ends_with_a_drafter_that_decodes(recipe, target, data, tmp_path, 
         dtype=jnp.dtype("float32"),
     )
     assert np.isfinite(teacher_forced(pair, open_samples(data / "validation"))["loss"])
-    with pytest.raises(ValueError, match=r"drafter: expected a DFlash or DFlash 2 drafter, got the D"):
+    with pytest.raises(ValueError, match=r"drafter: expected an EAGLE or DFlash drafter, got the D"):
         open_subject(str(target), str(tmp_path / "out"), None, "float32")
 
 

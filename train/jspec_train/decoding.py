@@ -27,6 +27,12 @@ def prompts_of(samples: Sequence[Sample]) -> list[HeldOutPrompt]:
     return prompts
 
 
+def spread(count: int, wanted: int) -> list[int]:
+    """Indices of `wanted` of `count` samples, or of all, evenly over them: files are often sorted by task."""
+    wanted = min(count, wanted)
+    return [i * count // wanted for i in range(wanted)]
+
+
 def decode_held_out(
     engine: Engine, prompts: Sequence[HeldOutPrompt], max_tokens: int
 ) -> Mapping[str, Counters]:

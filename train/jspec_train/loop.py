@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jspec.net import Params
 from jspec.objectives.batch import TrainBatch, on_devices
+from jspec.objectives.dspark import BINNED, calibration_error
 from jspec.objectives.frozen import Tables
 from jspec.objectives.terms import Terms, add
 from jspec_train.checkpoints import Checkpoints
@@ -150,10 +151,17 @@ def loss_evaluation(
 
 
 def scalars(terms: Terms) -> dict[str, float]:
-    """The loss and the mean of every metric; one that is counted per position has these, too."""
+    """The loss and the mean of every metric; one that is counted per position has these, too.
+
+    Of confidence by bin, the calibration error is told.
+    """
     terms = jax.device_get(terms)
     values = {"loss": float(terms.numerator / terms.denominator)}
-    for name, (total, count) in terms.metrics.items():
+    metrics = dict(terms.metrics)
+    binned = [metrics.pop(name) for name in BINNED if name in metrics]
+    if binned and np.sum(binned[0][1]) > 0:
+        values["calibration_error"] = float(calibration_error(terms))
+    for name, (total, count) in metrics.items():
         if np.sum(count) > 0:
             values[name] = float(np.sum(total) / np.sum(count))
         for position in range(len(total) if np.ndim(total) else 0):

@@ -21,6 +21,7 @@ from jspec_train.recipe_parts import (
     Eagle3ObjectivePart,
     EagleDrafterPart,
     EagleObjectivePart,
+    EagleSizes,
     EvaluationPart,
     ObjectivePart,
     OptimizerPart,
@@ -75,8 +76,16 @@ class DFlashRecipe(Recipe):
                 "drafter: expected a convolution and a selector with method dflash2; add both (they may be {})"
             )
         _check_layers(drafter)
-        if self.objective.weighting != "position" and self.objective.gamma is not None:
+        objective = self.objective
+        if objective.weighting != "position" and objective.gamma is not None:
             raise ValueError("objective.gamma: expected None with a dpace weighting; drop one of them")
+        if objective.loss != "lk_lambda":
+            _check_unread(objective, ("kl_scale", "kl_decay"), "loss lk_lambda")
+        if objective.weighting == "position":
+            _check_unread(objective, ("dpace_alpha",), "a dpace weighting")
+        if drafter.selector is None:
+            names = [name for name in type(objective).model_fields if name.startswith("selector_")]
+            _check_unread(objective, names, "a selector")
         return self
 
 
@@ -100,6 +109,12 @@ class DSparkRecipe(Recipe):
             raise ValueError("drafter.markov: expected a head, or a confidence head, got neither; add one")
         if objective.loss == "dpard" and objective.gamma is not None:
             raise ValueError("objective.gamma: expected None with loss dpard; drop one of them")
+        if objective.loss == "dspark":
+            _check_unread(objective, ("dpard_alpha",), "loss dpard")
+        else:
+            _check_unread(objective, ("cross_entropy_weight", "l1_weight"), "loss dspark")
+        if drafter.confidence == "none":
+            _check_unread(objective, ("confidence_weight",), "a confidence head")
         return self
 
 
@@ -123,6 +138,14 @@ class EagleRecipe(Recipe):
     drafter: EagleDrafterPart = EagleDrafterPart()
     objective: EagleObjectivePart = EagleObjectivePart()
 
+    @model_validator(mode="after")
+    def _check(self) -> "EagleRecipe":
+        _check_layers(self.drafter)
+        _check_unread(self.training, ("gradient_checkpointing",), "a block drafter", "training")
+        if self.objective.noise == "none":
+            _check_unread(self.objective, ("noise_width",), "noise")
+        return self
+
 
 class Eagle3Recipe(Recipe):
     """An EAGLE-3 run."""
@@ -134,6 +157,9 @@ class Eagle3Recipe(Recipe):
     @model_validator(mode="after")
     def _check(self) -> "Eagle3Recipe":
         _check_eagle3(self.drafter)
+        _check_unread(self.training, ("gradient_checkpointing",), "a block drafter", "training")
+        if self.objective.loss != "lk_lambda":
+            _check_unread(self.objective, ("kl_scale", "kl_decay"), "loss lk_lambda")
         return self
 
 
@@ -147,6 +173,7 @@ class PEagleRecipe(Recipe):
     @model_validator(mode="after")
     def _check(self) -> "PEagleRecipe":
         _check_eagle3(self.drafter)
+        _check_unread(self.training, ("gradient_checkpointing",), "a block drafter", "training")
         if self.training.start != "fresh":
             raise ValueError(
                 f"training.start: expected fresh with method peagle, got {self.training.start}; its rows are no steps "
@@ -166,7 +193,7 @@ RECIPES: Mapping[str, type[Recipe]] = {
 }
 
 
-def _check_layers(drafter: BlockDrafterPart) -> None:
+def _check_layers(drafter: BlockDrafterPart | EagleSizes) -> None:
     if (drafter.layer_kinds is not None and "window" in drafter.layer_kinds) and drafter.window is None:
         raise ValueError("drafter.window: expected a size for the window layers, got None; set it")
     if drafter.layer_kinds is not None and len(drafter.layer_kinds) != drafter.num_layers:
@@ -176,8 +203,27 @@ def _check_layers(drafter: BlockDrafterPart) -> None:
 
 
 def _check_eagle3(drafter: Eagle3DrafterPart) -> None:
+    _check_layers(drafter)
     if drafter.feature_norms and drafter.norm_before_fc:
         raise ValueError("drafter.norm_before_fc: expected false with feature_norms, got true; choose one")
+
+
+def _check_unread(part: Part, names: Sequence[str], reader: str, section: str = "objective") -> None:
+    """Refuses settings that were changed although nothing reads them.
+
+    Args:
+      part: a section.
+      names: of settings in it.
+      reader: what would read them.
+      section: its name.
+    """
+    for name in names:
+        value, default = getattr(part, name), type(part).model_fields[name].default
+        if value != default:
+            raise ValueError(
+                f"{section}.{name}: expected {default} (the default) without {reader}, got {value}; nothing would "
+                "read it: drop it"
+            )
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

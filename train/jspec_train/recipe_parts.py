@@ -188,6 +188,10 @@ class EagleSizes(Part):
     num_heads: int | None = Field(default=None, ge=1)
     num_kv_heads: int | None = Field(default=None, ge=1)
     head_size: int | None = Field(default=None, ge=1)
+    window: int | None = Field(default=None, ge=1)
+    layer_kinds: tuple[Literal["full", "window"], ...] | None = (
+        None  # None = all full, or all window with a window
+    )
 
 
 class EagleDrafterPart(EagleSizes):

@@ -31,6 +31,7 @@ class Tally:
     skipped: int = 0  # the output had them already
     tokens: int = 0  # of the answers of this run, end of turn included
     cut: int = 0  # answers of this run that max_tokens ended
+    reused: int = 0  # prompt tokens that the prefix cache had, as rows began alike
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ def regenerate(
 
         def answer_window() -> None:
             nonlocal tally
-            for job, text, finish_reason, tokens in _answers(engine, window, settings):
+            for job, text, finish_reason, tokens, reused in _answers(engine, window, settings):
                 if finish_reason.startswith("error"):
                     fail(seen[job.id], job.id, finish_reason)
                     continue
@@ -96,6 +97,7 @@ def regenerate(
                     answered=tally.answered + 1,
                     tokens=tally.tokens + tokens,
                     cut=tally.cut + (finish_reason == "length"),
+                    reused=tally.reused + reused,
                 )
                 on_progress(tally)
             window.clear()
@@ -218,8 +220,10 @@ def _ids(engine: Engine, messages: Sequence[Mapping[str, Any]], settings: Settin
     return ids
 
 
-def _answers(engine: Engine, jobs: Sequence[Job], settings: Settings) -> Iterator[tuple[Job, str, str, int]]:
-    """(job, text, finish reason, tokens) of every job, as they finish."""
+def _answers(
+    engine: Engine, jobs: Sequence[Job], settings: Settings
+) -> Iterator[tuple[Job, str, str, int, int]]:
+    """(job, text, finish reason, tokens, prompt tokens reused) of every job, as they finish."""
     sampled = settings.temperature > 0
     per_job = [
         dataclasses.replace(settings, seed=row_seed(job.id, settings.seed) if sampled else None)
@@ -230,7 +234,8 @@ def _answers(engine: Engine, jobs: Sequence[Job], settings: Settings) -> Iterato
         texts[piece.index] += piece.text
         counts[piece.index] += len(piece.token_ids)
         if piece.finish_reason is not None:
-            yield jobs[piece.index], texts[piece.index], piece.finish_reason, counts[piece.index]
+            index = piece.index
+            yield jobs[index], texts[index], piece.finish_reason, counts[index], piece.reused
 
 
 def _row(line: str) -> dict[str, Any]:

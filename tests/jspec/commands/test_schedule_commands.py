@@ -9,12 +9,13 @@ from contract.engines import engine
 from contract.words import words_tokenizer
 
 from jspec import loading
+from jspec.bench.traces import save_traces, synthetic_traces
 from jspec.cli import main
 from jspec.commands import calibrate as calibrate_module
 from jspec.commands import profile as profile_module
 from jspec.schedule import costs as costs_module
 from jspec.schedule.calibration_file import load_calibration
-from jspec.schedule.costs import load_costs
+from jspec.schedule.costs import Cell, MeasuredCosts, load_costs, save_costs
 from jspec.schedule.resolve import resolve_schedule
 
 
@@ -112,6 +113,29 @@ def test_profile_measures_every_bucket_and_its_table_runs_the_engine(monkeypatch
     }
     assert {c.chunk for c in costs.cells} == {0, 7}
     assert plan.costs is costs
+    # Nothing is simulated that the table has no costs of: here, more than one request at a time.
+    assert run("bench", "--simulate", "--schedule", tmp_path / "confident.json") == 0
+    assert "of the better" in capsys.readouterr().out
+
+
+def test_simulation_refuses_what_it_would_not_look_at(capsys, tmp_path):
+    assert run("bench", "--simulate", "--json", tmp_path / "out.json") == 2
+    assert "json: expected none with --simulate, got" in capsys.readouterr().err
+    assert run("bench", "--traces", tmp_path / "traces.jsonl") == 2
+    assert "traces: expected none without --simulate" in capsys.readouterr().err
+
+
+def test_traces_of_another_draft_length_than_the_table_are_refused(capsys, tmp_path):
+    cells = tuple(
+        Cell(lanes=1, nodes=nodes, chunk=0, context=1, seconds=1.0, spread=0.0) for nodes in (1, 2, 3, 4)
+    )
+    costs = MeasuredCosts(hardware="", target="", drafter="", draft_length=3, dtype="float32", cells=cells)
+    save_costs(costs, tmp_path / "costs.json")
+    save_traces(synthetic_traces(1, draft_length=2, tokens=4), tmp_path / "traces.jsonl")
+    files = ("--schedule", tmp_path / "costs.json", "--traces", tmp_path / "traces.jsonl")
+    assert run("bench", "--simulate", *files) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "expected a cost table for the 2 draft tokens of the traces, got one for 3" in told
 
 
 def test_profile_refuses_to_write_a_noisy_table(monkeypatch, capsys, tmp_path):

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from block_engine import HEAD_SIZE, HEADS, KV_HEADS, MASK, Engine, feature
+from block_engine import HEAD_SIZE, HEADS, KV_HEADS, MASK, ROPE, WINDOW_ROPE, Engine, feature
 
 from jspec.drafters.dflash import dflash_leaves
 from jspec.drafters.dflash_net import DFlashConfig
@@ -44,8 +44,8 @@ def dense_hidden(config: DFlashConfig, engine: Engine, slot: int, context: int) 
     named = named_weights(config, engine.params)
     norm = lambda x, w: x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5) * w  # noqa: E731
 
-    def turned(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        angles = positions[:, None] / 100.0 ** (np.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
+    def turned(x: np.ndarray, positions: np.ndarray, theta: float) -> np.ndarray:
+        angles = positions[:, None] / theta ** (np.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
         cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
         a, b = np.split(x, 2, axis=-1)
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -65,6 +65,7 @@ def dense_hidden(config: DFlashConfig, engine: Engine, slot: int, context: int) 
             for k, v in named.items()
             if k.startswith(f"layers.{index}.")
         }
+        theta = (WINDOW_ROPE if kind == "window" else ROPE).theta
         h = norm(x, w["attention_norm"])
         read = convolved(config, w, "attention_conv", 0, h, h)
 
@@ -72,9 +73,9 @@ def dense_hidden(config: DFlashConfig, engine: Engine, slot: int, context: int) 
             out = y @ w[f"attention.{name}"] + w.get(f"attention.{name}_bias", 0)
             return out.reshape(len(y), -1, HEAD_SIZE)
 
-        q = turned(norm(heads(read, "query"), w["attention.query_norm"]), at[context:])
+        q = turned(norm(heads(read, "query"), w["attention.query_norm"]), at[context:], theta)
         both = np.concatenate([seen, read])
-        k = turned(norm(heads(both, "key"), w["attention.key_norm"]), at)
+        k = turned(norm(heads(both, "key"), w["attention.key_norm"]), at, theta)
         v = heads(both, "value")
         causal = kind == "window" if config.is_causal is None else config.is_causal
         delta = at[context:, None] - at[None, :]

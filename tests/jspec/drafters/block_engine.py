@@ -24,7 +24,7 @@ MASK, VOCABULARY, HIDDEN, HEAD_SIZE, HEADS, KV_HEADS = 15, 16, 12, 4, 4, 2
 SLOTS, PAGE_SIZE, COLUMNS = 3, 4, 6
 CONTEXT = PAGE_SIZE * COLUMNS
 LANES, NODES, COMMITS = 4, 32, 20
-ROPE = Rope(theta=100.0)
+ROPE, WINDOW_ROPE = Rope(theta=100.0), Rope(theta=30.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def config(
         norm_eps=1e-5,
         max_context=max_context,
         full_rope=ROPE,
-        window_rope=ROPE,
+        window_rope=WINDOW_ROPE,
         layer_kinds=kinds,
         window=window,
         query_key_norm=True,
@@ -193,6 +193,7 @@ class Engine:
             positions=jnp.asarray(positions),
             path=jnp.asarray(path),
             context_lengths=context_lengths,
+            is_first=context_lengths == 0,
         )
         self.state, ready = self.absorb(
             self.params, self.view, self.state, padded_lanes(lanes), self.text, committed

@@ -16,12 +16,14 @@ from jspec.drafters.eagle_net import EagleConfig, eagle_leaves, eagle_net
 from jspec.drafters.protocol import Committed, Text
 from jspec.round import Proposal
 from jspec.sampling import empty_table
-from jspec.targets.config import DecoderConfig
+from jspec.targets.config import DecoderConfig, LayerKind
 from jspec.targets.rope import Llama3, Rope
 from jspec.targets.view import TargetView
 from pallas_kernels.attention.pages import gather_rows
 
 LANES, NODES, COMMITS = 3, 24, 12
+# As Gemma 3's: window layers turn with another base, and are not scaled.
+WINDOW_ROPE = Rope(theta=10.0)
 ROWS = 16  # of passes without a cache: as many as a test's text and path may have
 ROPE = Rope(
     theta=100.0, scaling=Llama3(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8)
@@ -30,7 +32,15 @@ ROPE = Rope(
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def config(layers: int = 1, max_context: int = CONTEXT, norm: bool = False, **added: Any) -> EagleConfig:
+def config(
+    layers: int = 1,
+    max_context: int = CONTEXT,
+    norm: bool = False,
+    kinds: tuple[LayerKind, ...] | None = None,
+    window: int | None = None,
+    rope: Rope = ROPE,
+    **added: Any,
+) -> EagleConfig:
     decoder = DecoderConfig(
         architecture="qwen3" if norm else "llama",
         vocab_size=VOCABULARY,
@@ -42,8 +52,10 @@ def config(layers: int = 1, max_context: int = CONTEXT, norm: bool = False, **ad
         head_size=4,
         norm_eps=1e-5,
         max_context=max_context,
-        full_rope=ROPE,
-        layer_kinds=("full",) * layers,
+        full_rope=rope,
+        window_rope=None if window is None else WINDOW_ROPE,
+        window=window,
+        layer_kinds=kinds or ("full",) * layers,
         query_key_norm=norm,
         query_scale=0.5,
     )
@@ -146,6 +158,7 @@ class Engine:
             positions=jnp.asarray(positions),
             path=jnp.asarray(path),
             context_lengths=jnp.asarray(lengths)[jnp.maximum(lanes, 0)],
+            is_first=jnp.asarray(lengths == 0)[jnp.maximum(lanes, 0)],
         )
         self.state, ready = self.absorb(self.params, self.view, self.state, lanes, self.text, committed)
         return ready[: len(slots)].tolist()
@@ -211,15 +224,18 @@ def _dense(config: EagleConfig):
     def run(params, table, states, tokens):
         net = eagle_net(config, params)
 
-        def see(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def see(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             group = q.shape[1] // k.shape[1]
             k, v = jnp.repeat(k, group, axis=1), jnp.repeat(v, group, axis=1)
             scores = jnp.einsum("qhd,khd->hqk", q, k) * config.decoder.query_scale
-            scores = jnp.where(np.tril(np.ones((ROWS, ROWS), bool))[None], scores, -jnp.inf)
+            before = np.arange(ROWS)[:, None] - np.arange(ROWS)[None]
+            windowed = config.decoder.layer_kinds[layer] == "window"
+            visible = (before >= 0) & (before < (config.decoder.window if windowed else ROWS))
+            scores = jnp.where(visible[None], scores, -jnp.inf)
             return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, axis=-1), v)
 
         embeddings = net.embed(tokens, lambda ids: table[ids])
-        out = net.step(embeddings, states, jnp.arange(ROWS), lambda layer: see)[0]
+        out = net.step(embeddings, states, jnp.arange(ROWS), lambda layer: functools.partial(see, layer))[0]
         return out, net.fed_back(out)
 
     return jit(run)

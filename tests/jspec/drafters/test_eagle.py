@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from block_engine import VOCABULARY
-from eagle_engine import Engine, config, paths_of, weights
+from eagle_engine import WINDOW_ROPE, Engine, config, paths_of, weights
 
 from jspec.coins import coupled_noise
 from jspec.drafters.eagle import eagle
+from jspec.drafters.eagle_net import eagle_net
 from jspec.drafters.tree_shape import dynamic_tree, static_tree
+from jspec.targets.rope import Linear, Llama3, Rope, Yarn, inverse_frequencies
 
 TREE = dynamic_tree(width=3, depth=3, draft_length=7)
 FIXED = static_tree([[0], [1], [0, 0], [0, 1], [1, 0], [0, 1, 0]])
@@ -24,13 +26,23 @@ EVERYTHING = config(
     feeds_back_norm=True,
     norm_before_residual=True,
 )
+EVERYTHING_IN_WINDOWS = dataclasses.replace(
+    EVERYTHING,
+    decoder=dataclasses.replace(
+        EVERYTHING.decoder, layer_kinds=("full", "window"), window=3, window_rope=WINDOW_ROPE
+    ),
+)
 KINDS = {
     "eagle": (config(kind="eagle", fc_bias=True, layers=2), None),
     "eagle-tree": (config(kind="eagle"), TREE),
     "eagle3": (config(draft_vocab_size=9, norm_before_fc=True), None),
     "eagle3-tree": (EVERYTHING, TREE),
     "deepspec": (config(layers=2, wide_layers="all", norm=True, head_reads_norm=False), FIXED),
+    # Windows shorter than context and draft, in a wide and a plain layer.
+    "eagle3-window": (config(layers=2, kinds=("window", "full"), window=2), None),
+    "eagle3-window-tree": (EVERYTHING_IN_WINDOWS, TREE),
     "peagle": (config(layers=2, mask_token_id=3), None),
+    "peagle-window": (config(layers=2, kinds=("full", "window"), window=2, mask_token_id=3), None),
     "peagle-tree": (config(mask_token_id=3, own_head=True), TREE),
 }
 
@@ -60,7 +72,7 @@ def test_drafts_are_those_of_a_pass_without_a_cache(name):
             assert abs(float(proposal.confidence[lane, index]) - probs[path[-1]]) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3-tree"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3-tree", "eagle3-window"])
 def test_state_equals_a_clean_rebuild_after_every_round(name):
     made = engine(name, page_order=1)
     made.admit(1, 9)
@@ -196,8 +208,50 @@ def test_impossible_drafts_are_refused(options, problem):
         (dict(draft_vocab_size=17), "draft_vocab_size: expected 2 to the vocabulary's 16.* got 17"),
         (dict(mask_token_id=16), "mask_token_id: expected 0 to 15, got 16"),
         (dict(features=("layer.6",)), "layer 6 does not exist; the model has 6 layers"),
+        (dict(kinds=("window",)), "window: expected at least 1 and a window_rope"),
     ],
 )
 def test_impossible_configs_are_refused(options, problem):
     with pytest.raises(ValueError, match=problem):
         config(**options)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        Rope(theta=100.0),
+        Rope(theta=100.0, scaling=Linear(factor=3.0)),
+        Rope(
+            theta=100.0,
+            scaling=Llama3(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8),
+        ),
+        Rope(theta=100.0, scaling=Yarn(factor=4.0, original_context=8, attention_factor=1.2)),
+    ],
+    ids=lambda rope: type(rope.scaling).__name__,
+)
+def test_every_layer_turns_by_its_kinds_rope(rope):
+    """Rows that differ in their position alone: their keys are those of position 0, turned."""
+    kind = config(layers=2, kinds=("full", "window"), window=3, rope=rope)
+    net, rows = eagle_net(kind, weights(kind)), jnp.ones((5, 12), jnp.float32)
+    positions = jnp.array([0, 1, 2, 7, 20])
+    _, k, _ = net.step(rows, rows, positions, lambda layer: lambda q, k, v: jnp.zeros_like(q))
+    for layer, own in ((0, rope), (1, WINDOW_ROPE)):
+        factor = own.scaling.attention_factor if isinstance(own.scaling, Yarn) else 1.0
+        turn = np.exp(1j * np.asarray(positions)[:, None] * inverse_frequencies(own, 4)[None].astype(float))
+        pairs = np.asarray(k[layer, :, :, :2]) + 1j * np.asarray(k[layer, :, :, 2:])
+        plain = pairs[:1] / factor  # at position 0 only the factor counts
+        np.testing.assert_allclose(pairs, factor * plain * turn[:, None], atol=1e-5)
+        assert np.abs(np.diff(pairs, axis=0)).max() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+@pytest.mark.parametrize(
+    "options", [dict(draft_length=1), dict(tree=dynamic_tree(width=2, depth=1, draft_length=1))]
+)
+def test_the_smallest_drafts_need_no_pass(kind, options):
+    made = Engine(eagle(KINDS[kind][0], **options), weights(KINDS[kind][0]))
+    made.admit(0, 1)
+    made.commit([0], [1])
+    proposal = made.draft(0)
+    assert proposal.lengths.tolist() == [1, 0, 0]
+    assert int(proposal.tokens[0, 0]) == int(np.argmax(made.rollout(0, [])))

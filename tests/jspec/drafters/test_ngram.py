@@ -108,7 +108,7 @@ class Engine:
         )
         return self.emit([slot], [emitted])[0]
 
-    def emit(self, lanes: list[int], emitted: list[list[int]]) -> list[int]:
+    def emit(self, lanes: list[int], emitted: list[list[int]], is_first: bool = False) -> list[int]:
         context_lengths = [self.committed[max(slot, 0)] for slot in lanes]
         tokens, lengths = np.array(self.text.tokens), np.array(self.text.lengths)
         for slot, block in zip(lanes, emitted, strict=True):
@@ -122,6 +122,7 @@ class Engine:
             positions=jnp.zeros((1,), jnp.int32),
             path=jnp.full((len(lanes), 1), -1, jnp.int32),
             context_lengths=jnp.asarray(context_lengths, jnp.int32),
+            is_first=(jnp.asarray(context_lengths, jnp.int32) == 0) | is_first,
         )
         self.state, ready = self.drafter.absorb(
             (), self.view, self.state, jnp.asarray(lanes), self.text, committed
@@ -156,6 +157,15 @@ def test_wrong_continuations_raise_the_match_length_and_right_ones_lower_it(view
     assert engine.draft(0) == [[1, 2]]
     assert engine.emit([0], [[9]]) == [0] and required() == 2
     assert engine.emit([0], [[9]]) == [0] and required() == 2  # nothing was found: nothing to judge
+
+
+def test_request_that_the_prefix_cache_begins_where_the_last_one_ended_is_judged_by_its_own(view, greedy):
+    engine = Engine(ngram(draft_length=2, min_n=1, max_n=3), view, greedy)
+    engine.admit(0, [1, 2, 3, 1], [2])
+    engine.emit([0], [[1]])
+    assert engine.state.required.tolist() == [2, 1, 1]
+    engine.emit([0], [[1]], is_first=True)
+    assert engine.state.required.tolist() == [1, 1, 1]
 
 
 def test_every_match_is_drafted_if_not_adaptive(view, greedy):

@@ -21,6 +21,7 @@ def test_has_no_state_and_proposes_nothing(view, greedy):
         positions=jnp.zeros((1,), jnp.int32),
         path=jnp.asarray([[0], [-1]]),
         context_lengths=jnp.asarray([1, 2]),
+        is_first=jnp.asarray([False, False]),
     )
     state, ready = drafter.absorb((), view, state, lanes, text, committed)
     assert jax.tree.leaves(state) == []

@@ -26,12 +26,15 @@ def text(*lengths: int) -> Text:
     return Text(tokens=jnp.asarray(tokens), lengths=jnp.asarray(lengths, jnp.int32))
 
 
-def absorb(drafter, view, state, lanes, lengths, context_lengths) -> tuple[SimulatedState, list[int]]:
+def absorb(
+    drafter, view, state, lanes, lengths, context_lengths, is_first=False
+) -> tuple[SimulatedState, list[int]]:
     committed = Committed(
         features=jnp.zeros((1, 0)),
         positions=jnp.zeros((1,), jnp.int32),
         path=jnp.full((len(lanes), 1), -1, jnp.int32),
         context_lengths=jnp.asarray(context_lengths, jnp.int32),
+        is_first=(jnp.asarray(context_lengths, jnp.int32) == 0) | is_first,
     )
     state, ready = drafter.absorb((), view, state, jnp.asarray(lanes), text(*lengths), committed)
     return state, ready.tolist()
@@ -67,6 +70,16 @@ def test_never_more_than_was_verified(view, greedy):
     state = drafter.init((), view, 3)
     _, verdict = accept(drafter, view, greedy, state, [0, 2, -1], [4, 4, 4], [3, 1, 0])
     assert verdict.accept_length.tolist() == [3, 1, 0]
+
+
+def test_a_request_that_the_prefix_cache_begins_where_the_last_one_ended_starts_the_list_again(view):
+    drafter = simulated(draft_length=3, accept_lengths=[2, 0])
+    state = drafter.init((), view, 3)
+    state, _ = absorb(drafter, view, state, [1], [0, 5, 0], [0])
+    state, _ = absorb(drafter, view, state, [1], [0, 8, 0], [4])
+    assert state.rounds.tolist() == [0, 1, 0]
+    state, _ = absorb(drafter, view, state, [1], [0, 9, 0], [7], is_first=True)
+    assert state.rounds.tolist() == [0, 0, 0]
 
 
 def test_a_new_request_on_the_slot_starts_the_list_again(view):

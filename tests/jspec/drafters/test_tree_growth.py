@@ -180,3 +180,15 @@ def test_candidates_that_do_not_fit_the_shape_are_refused():
         ValueError, match="candidates: expected 3 rows, one for each that was asked for, got 1"
     ):
         grow(shape, three, lambda state, frontier: (state, three), None)
+
+
+def test_deep_paths_of_unlikely_tokens_are_still_told_apart():
+    """Twelve tokens of about 1e-4 each: the product would be 1e-48, which is 0 in float32."""
+    shape = dynamic_tree(width=2, depth=12, draft_length=24, beam=1)
+    better = Ranked(ids=jnp.array([[[1, 2]]]), probs=jnp.array([[[1e-4, 2e-4]]], jnp.float32))
+    proposal, _ = grow(shape, better, lambda state, frontier: (state, better), None)
+    # At every depth the second candidate is the more probable one, and is the one that is expanded.
+    assert proposal.parents is not None
+    tokens, parents = proposal.tokens[0].tolist(), proposal.parents[0].tolist()
+    expanded = [tokens[parent - 1] for parent in parents if parent]
+    assert set(expanded) == {2} and len(expanded) == 22

@@ -121,6 +121,7 @@ def test_chunks_change_neither_loss_nor_gradients(chunk):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.optimized
 def test_memory_does_not_grow_with_anchors_times_vocabulary():
     def temporary(items, chunk):
         def loss(table, rows):

@@ -1,5 +1,3 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +5,7 @@ import pytest
 from eagle_texts import drafter, packed, tables
 from training_data import HIDDEN, documents
 
+from jspec.drafters.eagle_net import eagle_net
 from jspec.objectives.depth_samples import sample_depths, sample_sizes
 from jspec.objectives.peagle import PEagleObjective, parallel_states
 from jspec.objectives.rollouts import all_places, rollout_rows
@@ -43,8 +42,9 @@ def test_own_rows_are_those_of_the_same_anchor():
     assert (own[depths == 0] == -1).all()
 
 
-def test_a_row_sees_its_document_up_to_its_anchor_and_its_own_masks():
-    config, params = drafter(mask_token_id=31)
+@pytest.mark.parametrize("window", [None, 2])
+def test_a_row_sees_its_document_up_to_its_anchor_and_its_own_masks(window):
+    config, params = drafter(mask_token_id=31, window=window)
     batch = packed(4 * HIDDEN)
     target = tables(config)
     sample = sample_depths(
@@ -53,17 +53,17 @@ def test_a_row_sees_its_document_up_to_its_anchor_and_its_own_masks():
     direction = jax.random.normal(jax.random.key(2), (config.decoder.hidden_size,))
 
     def projections(features):
-        from jspec.drafters.eagle_net import eagle_net
+        return parallel_states(eagle_net(config, params), target, batch, features, sample)[0] @ direction
 
-        seen = dataclasses.replace(batch, features=features)
-        return parallel_states(eagle_net(config, params), target, seen, sample)[0] @ direction
-
-    influence = np.any(np.asarray(jax.jit(jax.jacrev(projections))(batch.features))[:, 0] != 0, axis=2)
+    read = batch.features[:, :, : config.features_size]
+    influence = np.any(np.asarray(jax.jit(jax.jacrev(projections))(read))[:, 0] != 0, axis=2)
     tokens = batch.ids.shape[1]
     anchors, depths = np.asarray(sample.anchors)[0], np.asarray(sample.depths)[0]
     assert (depths > 1).any()
     for index in np.flatnonzero(depths):
         start = 0 if anchors[index] < 7 else 7
+        if window is not None:  # the row itself is the last of its positions
+            start = max(start, anchors[index] + depths[index] - window + 1)
         seen = np.flatnonzero(influence[tokens + index]).tolist()
         assert seen == list(range(start, anchors[index] + 1))
 

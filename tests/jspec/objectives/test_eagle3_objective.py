@@ -129,6 +129,7 @@ def largest_temporary(tokens, depths):
     return jax.jit(jax.grad(loss)).lower(trained).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.optimized
 def test_memory_grows_with_the_text_and_not_with_the_depths_squared():
     few, many = largest_temporary(256, 1), largest_temporary(256, 4)
     scores = 4 * 256 * 256 * 4  # of one depth, float32
@@ -158,7 +159,7 @@ def test_tables_and_features_that_do_not_fit_are_named():
         objective_of(config).terms(params, tiny_target(), batch)
     short = dataclasses.replace(batch, features=batch.features[:, :, HIDDEN:])
     with pytest.raises(
-        ValueError, match=r"features: expected width 64 \(layer.0, layer.2, layer.4 and final_norm"
+        ValueError, match=r"features: expected width 64 \(layer.0, layer.2, layer.4, final_norm; 16 each"
     ):
         objective_of(config).terms(params, tables(config), short)
     with pytest.raises(ValueError, match="config: expected an EAGLE-3 drafter, got"):

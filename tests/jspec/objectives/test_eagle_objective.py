@@ -14,9 +14,9 @@ def test_a_perfect_feature_costs_what_the_target_costs_itself():
     batch = packed(HIDDEN)
 
     class Perfect(EagleObjective):
-        def _sums(self, theta, constants, work):
+        def _sums(self, theta, constants, places, supervised):
             states = jnp.roll(batch.features, -1, axis=1)
-            return super()._sums((theta[0], states), constants, work)
+            return super()._sums((theta[0], states), constants, places, supervised)
 
     objective = Perfect(config=config, chunk=4)
     noise = objective.choose(batch, jax.random.key(0))

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +76,14 @@ def test_a_row_sees_its_document_up_to_itself_and_its_own_depths(options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"feeds_back_norm": True, "feature_norms": True}, {"num_layers": 2, "norm_before_residual": True}],
+    [
+        {},
+        {"feeds_back_norm": True, "feature_norms": True},
+        {"num_layers": 2, "norm_before_residual": True},
+        # At depth 3 its own depth 1 is out of sight as well as the context.
+        {"num_layers": 2, "layer_kinds": ("window", "full"), "window": 2},
+        {"window": 1},
+    ],
 )
 def test_depth_d_is_d_steps_of_inference(options):
     """The logits of every depth, against the net stepping token by token over its own cache."""
@@ -85,23 +93,27 @@ def test_depth_d_is_d_steps_of_inference(options):
     states = jax.jit(lambda f: rolled_out(config, params, target.embed, batch, f))(batch.features)
     ids, scale = np.asarray(batch.ids)[0], config.decoder.query_scale
 
-    def attended(cache, q, k, v):
-        """Plain attention of a sequence over everything before it, as in a cache."""
+    def attended(cache, window, q, k, v):
+        """Plain attention of a sequence over what is before it, as in a cache."""
         keys = jnp.concatenate([cache[0], k]) if cache else k
         values = jnp.concatenate([cache[1], v]) if cache else v
         group = config.decoder.num_heads // config.decoder.num_kv_heads
         scores = jnp.einsum("qhd,khd->hqk", q, jnp.repeat(keys, group, axis=1)) * scale
         before = keys.shape[0] - q.shape[0]
-        causal = jnp.arange(keys.shape[0])[None, :] <= jnp.arange(q.shape[0])[:, None] + before
-        probs = jax.nn.softmax(jnp.where(causal[None], scores, -jnp.inf), axis=-1)
+        place, key = jnp.arange(q.shape[0])[:, None] + before, jnp.arange(keys.shape[0])[None, :]
+        seen = (key <= place) & (key > place - (keys.shape[0] if window is None else window))
+        probs = jax.nn.softmax(jnp.where(seen[None], scores, -jnp.inf), axis=-1)
         return jnp.einsum("hqk,khd->qhd", probs, jnp.repeat(values, group, axis=1))
+
+    def window_of(layer):
+        return config.decoder.windows[config.decoder.layer_kinds[layer]]
 
     def step(cache, tokens, states, positions):
         return net.step(
             net.embed(jnp.asarray(tokens, jnp.int32), target.embed),
             states,
             jnp.asarray(positions, jnp.int32),
-            lambda layer: lambda q, k, v: attended([part[layer] for part in cache], q, k, v),
+            lambda layer: functools.partial(attended, [part[layer] for part in cache], window_of(layer)),
         )
 
     start, t = 7, 8  # in the second document: positions begin again

@@ -287,6 +287,6 @@ def test_features_of_another_width_are_named():
     config, params = drafter()
     objective = DSparkObjective(config=config)
     with pytest.raises(
-        ValueError, match=r"features: expected width 48 \(layer.1, layer.3, final_norm\), got 32"
+        ValueError, match=r"features: expected width 48 \(layer.1, layer.3, final_norm; 16 each\), got 32"
     ):
         objective(params, tiny_target(), batch_of(1, 20, False), jax.random.key(0))

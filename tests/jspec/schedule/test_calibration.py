@@ -94,12 +94,14 @@ def test_a_calibration_of_another_program_says_less(tmp_path):
         "temperatures": [1.0, 2.0],
         "dataset": "x",
         "num_samples": 4,
-        "ece_before": [0, 0],
+        "offsets": None,
+        "ece_before": None,
         "ece_after": [0, 0],
     }
     (tmp_path / "calibration.json").write_text(json.dumps(foreign))
     loaded = load_calibration(tmp_path / "calibration.json")
     assert loaded.curve.offsets == (0.0, 0.0) and loaded.target is None
+    assert len(loaded.ece_before) == 2 and loaded.ece_after == (0.0, 0.0)
     loaded.check(target="any", drafter="any", draft_length=2)
     with pytest.raises(ValueError, match="calibration: expected one for draft_length 3, got one for 2"):
         loaded.check(target="any", drafter="any", draft_length=3)

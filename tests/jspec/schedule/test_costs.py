@@ -86,6 +86,15 @@ def test_a_table_that_lacks_a_bucket_is_refused():
         check_costs(COSTS, **MINE, buckets=[Bucket(lanes=4, nodes=16, chunk=0)])
 
 
+def test_a_foreign_table_of_smaller_rounds_is_refused():
+    table = StepTable(nodes=(1, 4), rounds_per_second=(9.0, 5.0), most_nodes=6)
+    check_costs(TableCosts(table=table), **MINE, buckets=LADDER.scheduled(1))
+    with pytest.raises(
+        ValueError, match="schedule: expected a table for rounds of up to 8 nodes, got one for 6"
+    ):
+        check_costs(TableCosts(table=table), **MINE, buckets=BUCKETS)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -140,6 +149,10 @@ ADDITIVE = {
         ),
         ({"cells": []}, "schedule: expected the fields"),
         ({**dataclasses.asdict(COSTS), "cells": [{"lanes": 1}]}, "cells: expected a list of numbers"),
+        (
+            {**dataclasses.asdict(COSTS), "context_seconds": "1"},
+            "context_seconds: expected a number, got '1'",
+        ),
         ([1, 2], "schedule: expected a JSON object"),
     ],
 )

@@ -14,20 +14,27 @@ from safetensors.numpy import save_file
 from jspec.capture import Capture
 from jspec.checkpoints.hf_config import config_from_hf
 from jspec.checkpoints.hf_target import hf_plan
+from jspec.checkpoints.target import load_target
 from jspec.drafters.dflash import dflash_leaves
 from jspec.drafters.dflash_init import init_dflash_params
 from jspec.drafters.dflash_net import DFlashConfig
+from jspec.drafters.eagle_init import eagle_config_for, init_eagle_params
+from jspec.drafters.eagle_net import EagleConfig, eagle_leaves
 from jspec.features import feature_contract, layer_outputs
-from jspec.net import Params, net_of
+from jspec.net import Leaf, Params, net_of
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.dflash import DFlashObjective
-from jspec.objectives.frozen import FrozenTarget
+from jspec.objectives.eagle import EagleObjective
+from jspec.objectives.eagle3 import Eagle3Objective
+from jspec.objectives.frozen import FrozenTarget, Tables, draft_tables
 from jspec.sharding import make_mesh
 from jspec.targets.config import DecoderConfig
 from jspec.targets.decoder import DecoderTarget, decoder_leaves
 from jspec.targets.layers import Decoder
 from jspec.targets.rope import rotation
 from jspec.text.tokenizer import load_tokenizer
+from jspec_train.check.program import Extent, check
+from jspec_train.check.subject import open_subject
 from jspec_train.data.chat import Chat
 from jspec_train.drafters import drafter_config
 from jspec_train.optimizer import adamw, learning_rate_schedule
@@ -35,17 +42,19 @@ from jspec_train.recipe_parts import DrafterPart
 from jspec_train.sample import Sample
 from jspec_train.sample_header import Header
 from jspec_train.samples import SampleWriter
-from jspec_train.step import Trainer
+from jspec_train.step import Objective, Trainer
 
-VOCABULARY, MASK, TOKENS, PROMPT = 32, 31, 48, 6
+VOCABULARY, HIDDEN, MASK, TOKENS, PROMPT = 32, 32, 31, 48, 6
 SAID, MODES = 24, 4  # tokens that texts consist of, and rules by which they follow one another
+DRAFTED = (*range(SAID), 26, 29)  # ids of a reduced vocabulary
 LAYER_IDS = (0, 2)
+TRAINED_ON, HELD_OUT, STEPS = 256, 12, 400
 TEMPLATE = "{% for m in messages %}w1 {{ m.content }} w2 {% endfor %}"
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": VOCABULARY,
-    "hidden_size": 32,
+    "hidden_size": HIDDEN,
     "intermediate_size": 48,
     "num_hidden_layers": 3,
     "num_attention_heads": 2,
@@ -57,6 +66,41 @@ CONFIG = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """A target's folder, held-out samples that it wrote, and what drafters are trained on."""
+
+    folder: Path
+    model: Path
+    samples: Path
+    frozen: FrozenTarget
+    batch: TrainBatch
+
+
+def make_world(folder: Path) -> World:
+    model = write_target(folder / "target")
+    loaded = load_target(model, dtype="float32")
+    ids = greedy_texts(loaded.target, loaded.params, rule_texts(TRAINED_ON + HELD_OUT, seed=7))
+    return World(
+        folder=folder,
+        model=model,
+        samples=write_samples(folder / "samples", model, ids[TRAINED_ON:]),
+        frozen=FrozenTarget(params=loaded.params, target=loaded.target),
+        batch=batch_of(loaded.target, loaded.params, ids[:TRAINED_ON]),
+    )
+
+
+def statuses(world: World, drafter: Path, data: Path | None, *, decode: bool = False):
+    """Status and line of every step, and the diagnosis."""
+    subject = open_subject(str(world.model), str(drafter), data, "float32")
+    verdict = check(subject, Extent(samples=HELD_OUT, tokens=24, decode=decode))
+    return {f.step: (f.status, f.said) for f in verdict.findings}, verdict.diagnosis
+
+
+def failing(found) -> set[int]:
+    return {step for step, (status, _) in found.items() if status == "fail"}
 
 
 def rule_texts(texts: int, seed: int) -> np.ndarray:
@@ -155,9 +199,10 @@ def greedy_texts(target: DecoderTarget, params: Params, prompts: np.ndarray) -> 
     return np.asarray(write(jnp.asarray(prompts)))
 
 
-def batch_of(target: DecoderTarget, params: Params, ids: np.ndarray, layer_ids=LAYER_IDS) -> TrainBatch:
-    """The texts, supervised behind their prompts, with features."""
-    capture = Capture(target=target, names=layer_outputs(layer_ids), dtype="float32", buckets=(TOKENS,))
+def batch_of(target: DecoderTarget, params: Params, ids: np.ndarray) -> TrainBatch:
+    """The texts, supervised behind their prompts, with features and what the target's head reads."""
+    names = (*layer_outputs(LAYER_IDS), "final_norm")
+    capture = Capture(target=target, names=names, dtype="float32", buckets=(TOKENS,))
     index = np.broadcast_to(np.arange(TOKENS, dtype=np.int32), ids.shape)
     batch = TrainBatch(
         ids=jnp.asarray(ids),
@@ -174,33 +219,77 @@ def drafter_part(**options) -> DrafterPart:
     return DrafterPart(**sizes | options)
 
 
-def train_drafter(
-    frozen: FrozenTarget, batch: TrainBatch, part: DrafterPart, *, steps: int, rows: int = 16
-) -> tuple[DFlashConfig, Params]:
+def train_block_drafter(world: World) -> tuple[DFlashConfig, Params]:
+    config = drafter_config(drafter_part(), world.frozen.target.config, MASK)
+    batch = dataclasses.replace(world.batch, features=world.batch.features[:, :, : len(LAYER_IDS) * HIDDEN])
+    return config, _trained(
+        DFlashObjective(config=config, num_anchors=16, chunk_blocks=256),
+        dflash_leaves(config, jnp.dtype(jnp.float32)),
+        init_dflash_params(config, jax.random.key(0), jnp.float32, initializer_range=0.1),
+        world.frozen,
+        batch,
+    )
+
+
+def train_eagle3(world: World, **options) -> tuple[EagleConfig, Params]:
+    """An EAGLE-3 drafter of a reduced vocabulary, with a head of its own."""
+    target = world.frozen.target
+    config = eagle_config_for(
+        target.config,
+        kind="eagle3",
+        target_layer_ids=LAYER_IDS,
+        own_head=True,
+        draft_vocab_size=len(DRAFTED),
+        **options,
+    )
+    ids = jnp.asarray(DRAFTED, jnp.int32)
+    return config, _trained(
+        Eagle3Objective(config=config, depths=4, chunk=TOKENS),
+        eagle_leaves(config, jnp.dtype(jnp.float32)),
+        init_eagle_params(config, jax.random.key(0), jnp.float32, draft_ids=ids, initializer_range=0.1),
+        draft_tables(world.frozen, HIDDEN, ids, VOCABULARY),
+        world.batch,
+    )
+
+
+def train_eagle(world: World) -> tuple[EagleConfig, Params]:
+    """An EAGLE drafter; it reads what the target's head reads."""
+    config = eagle_config_for(world.frozen.target.config, kind="eagle", fc_bias=True)
+    return config, _trained(
+        EagleObjective(config=config, chunk=TOKENS),
+        eagle_leaves(config, jnp.dtype(jnp.float32)),
+        init_eagle_params(config, jax.random.key(0), jnp.float32, initializer_range=0.1),
+        world.frozen,
+        dataclasses.replace(world.batch, features=world.batch.features[:, :, -HIDDEN:]),
+    )
+
+
+def _trained(
+    objective: Objective, leaves: tuple[Leaf, ...], params: Params, tables: Tables, batch: TrainBatch
+) -> Params:
     """A few hundred quick updates."""
-    config = drafter_config(part, frozen.target.config, MASK)
-    leaves = dflash_leaves(config, jnp.dtype(jnp.float32))
-    schedule = learning_rate_schedule("cosine", peak=5e-3, total_steps=steps, warmup_steps=10)
+    schedule = learning_rate_schedule("cosine", peak=5e-3, total_steps=STEPS, warmup_steps=10)
     trainer = Trainer(
-        objective=DFlashObjective(config=config, num_anchors=16, chunk_blocks=256),
+        objective=objective,
         optimizer=adamw(schedule, max_grad_norm=1.0),
         leaves=leaves,
         mesh=make_mesh(tensor=1, data=1),
         seed=0,
     )
-    state = trainer.start(init_dflash_params(config, jax.random.key(0), jnp.float32, initializer_range=0.1))
-    texts = batch.ids.shape[0]
+    state = trainer.start(params)
+    kept = tuple(p for p, leaf in zip(params, leaves, strict=True) if leaf.path in trainer.frozen)
+    texts, rows = batch.ids.shape[0], 16
 
     @jax.jit
     def many(state, batch):
         def one(number, state):
             first = number * rows % texts
             piece = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, rows), batch)
-            return trainer.update(state, (), frozen, [piece])[0]
+            return trainer.update(state, kept, tables, [piece])[0]
 
-        return jax.lax.fori_loop(0, steps, one, state)
+        return jax.lax.fori_loop(0, STEPS, one, state)
 
-    return config, trainer.params(many(state, batch), ())
+    return trainer.params(many(state, batch), kept)
 
 
 def write_samples(folder: Path, model: Path, ids: np.ndarray, **header) -> Path:
@@ -220,7 +309,7 @@ def write_samples(folder: Path, model: Path, ids: np.ndarray, **header) -> Path:
     return folder
 
 
-def contract_file(target: DecoderTarget, layer_ids=LAYER_IDS) -> dict[str, str]:
+def contract_file(target: DecoderTarget, names: tuple[str, ...] = layer_outputs(LAYER_IDS)) -> dict[str, str]:
     """As the trainer writes it beside an exported drafter."""
-    contract = feature_contract(target, layer_outputs(layer_ids), "float32")
+    contract = feature_contract(target, names, "float32")
     return {"feature_contract.json": json.dumps(dataclasses.asdict(contract))}

@@ -10,71 +10,38 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rule_models import (
+    HELD_OUT,
     LAYER_IDS,
-    batch_of,
+    World,
     contract_file,
-    drafter_part,
-    greedy_texts,
+    failing,
     rule_texts,
-    train_drafter,
+    statuses,
+    train_block_drafter,
     write_samples,
-    write_target,
 )
 from safetensors.numpy import load_file, save_file
 
 from jspec.checkpoints.dflash import load_dflash
 from jspec.checkpoints.dflash_save import save_dflash
-from jspec.checkpoints.target import load_target
 from jspec.cli import main
 from jspec.drafters.dflash2_layers import Convolution, Selector
 from jspec.drafters.dflash_init import upgrade_dflash_params
 from jspec.objectives import draft_rows as objective_module
 from jspec.objectives.block_pass import training_hidden
 from jspec.objectives.blocks import block_targets
-from jspec.objectives.frozen import FrozenTarget
 from jspec_train.check.code_steps import code_step, drafted_step
-from jspec_train.check.program import Extent, check, drafts_of, random_texts, texts_of_data
+from jspec_train.check.program import Extent, drafts_of, random_texts, texts_of_data
 from jspec_train.check.subject import open_subject
 from jspec_train.check.weights_step import weights_step
 from jspec_train.samples import SampleWriter, open_samples
-
-TRAINED_ON, HELD_OUT, STEPS = 256, 12, 400
-
-
-@dataclasses.dataclass(frozen=True)
-class World:
-    """A target's folder, held-out samples that it wrote, and what drafters are trained on."""
-
-    folder: Path
-    model: Path
-    samples: Path
-    frozen: FrozenTarget
-    batch: object
-
-    def train(self):
-        return train_drafter(self.frozen, self.batch, drafter_part(), steps=STEPS)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("check")
-    model = write_target(folder / "target")
-    loaded = load_target(model, dtype="float32")
-    ids = greedy_texts(loaded.target, loaded.params, rule_texts(TRAINED_ON + HELD_OUT, seed=7))
-    return World(
-        folder=folder,
-        model=model,
-        samples=write_samples(folder / "samples", model, ids[TRAINED_ON:]),
-        frozen=FrozenTarget(params=loaded.params, target=loaded.target),
-        batch=batch_of(loaded.target, loaded.params, ids[:TRAINED_ON]),
-    )
 
 
 @pytest.fixture(scope="module")
 def sound(world):
     """A drafter's folder, as the trainer exports it."""
     folder = world.folder / "sound"
-    config, params = world.train()
+    config, params = train_block_drafter(world)
     save_dflash(folder, config, params, files=contract_file(world.frozen.target))
     return folder
 
@@ -86,17 +53,6 @@ def copied(sound: Path, folder: Path, **config) -> Path:
     values["dflash_config"] |= config.pop("dflash_config", {})
     (folder / "config.json").write_text(json.dumps(values | config))
     return folder
-
-
-def statuses(world: World, drafter: Path, data: Path | None, *, decode: bool = False):
-    """Status and line of every step."""
-    subject = open_subject(str(world.model), str(drafter), data, "float32")
-    verdict = check(subject, Extent(samples=HELD_OUT, tokens=24, decode=decode))
-    return {f.step: (f.status, f.said) for f in verdict.findings}, verdict.diagnosis
-
-
-def failing(found) -> set[int]:
-    return {step for step, (status, _) in found.items() if status == "fail"}
 
 
 def test_a_sound_drafter_passes_every_step(world, sound, tmp_path, capsys):
@@ -140,7 +96,7 @@ def test_labels_shifted_in_training_are_named(world, tmp_path, monkeypatch):
         return dataclasses.replace(targets, labels=further.labels[:, :, 1:], mask=mask)
 
     monkeypatch.setattr(objective_module, "block_targets", one_later)
-    config, params = world.train()
+    config, params = train_block_drafter(world)
     monkeypatch.undo()
     save_dflash(tmp_path / "drafter", config, params)
     found, diagnosis = statuses(world, tmp_path / "drafter", world.samples)
@@ -164,7 +120,7 @@ def test_a_leaked_anchor_feature_is_named(world, tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr(objective_module, "training_hidden", leaking)
-    config, params = world.train()
+    config, params = train_block_drafter(world)
     monkeypatch.undo()
     save_dflash(tmp_path / "drafter", config, params)
     found, diagnosis = statuses(world, tmp_path / "drafter", world.samples)
@@ -257,24 +213,24 @@ def test_a_dflash2_drafter_shows_coverage_and_selector(world, sound, tmp_path):
     assert "still zero as at the start" in weights_step(subject).said
     texts = texts_of_data(subject, Extent(samples=2, tokens=24))
     drafts = drafts_of(subject, texts)
-    found = drafted_step(subject.objective(), params, subject.tables(), texts, drafts)
+    found = drafted_step(subject.method, params, subject.tables(), texts, drafts)
     assert found.status == "pass"
     assert min(found.figures["coverage"]) > 0.95
     assert "coverage" in found.said and "selector accuracy" in found.said
     # The same drafts in other places: the metric of training no longer says what is accepted.
     moved = dataclasses.replace(drafts, tokens=np.roll(drafts.tokens, 1, axis=1))
-    assert drafted_step(subject.objective(), params, subject.tables(), texts, moved).status == "fail"
+    assert drafted_step(subject.method, params, subject.tables(), texts, moved).status == "fail"
 
 
 def test_hidden_states_that_differ_are_named_by_row(world, sound):
     subject = open_subject(str(world.model), str(sound), None, "float32")
     texts = random_texts(subject, Extent(samples=2, tokens=24))
     drafts = drafts_of(subject, texts)
-    arguments = subject.config, subject.drafter_params, subject.tables(), texts
+    arguments = subject.method, subject.drafter_params, subject.tables(), texts
     assert code_step(*arguments, drafts).status == "pass"
-    hidden = drafts.hidden.copy()
+    hidden = drafts.compared.copy()
     hidden[0, 1, 2] += 0.01
-    found = code_step(*arguments, dataclasses.replace(drafts, hidden=hidden))
+    found = code_step(*arguments, dataclasses.replace(drafts, compared=hidden))
     assert found.status == "fail" and "row 2 of the block" in found.said
 
 

@@ -208,6 +208,7 @@ def pages_of(pages: Pages, dtype) -> Pages:
     return Pages(stored_k=pages.k.astype(dtype).view(stored), stored_v=pages.v.astype(dtype).view(stored))
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_narrow_pool_is_never_widened_as_a_whole(dtype, lanes):
@@ -226,6 +227,7 @@ def pool_sized(text: str, element: str, pages: Pages) -> list[str]:
     return [a for a in arrays if math.prod(map(int, a.split(","))) >= pages.stored_k.size]
 
 
+@pytest.mark.optimized
 def test_memory_does_not_grow_with_the_page_table_and_the_pool_is_not_copied():
     q, k, v, pages, layer, sight = simple()
     temporary = []

@@ -97,6 +97,7 @@ def test_the_pool_s_dtype_is_kept():
     np.testing.assert_array_equal(after.k[..., 0], jnp.zeros_like(after.k[..., 0]))
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("commits", "page_size"), [(1, 16), (8, 128)])
 def test_a_donated_pool_is_written_in_place(commits, page_size, dtype):

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.cache import Cache
-from jspec.drafters.dflash import check_target
 from jspec.features import CONTRACT_FILE
 from jspec.targets.view import TargetView
 from jspec_train.check.finding import Finding, failed, not_checkable, passed
@@ -53,7 +52,7 @@ def tokenizer_step(subject: Subject) -> Finding:
 def _wrong_id(subject: Subject) -> str:
     source, vocab_size = subject.source, subject.loaded.target.vocab_size
     assert source is not None
-    mask_token_id = None if subject.drafter is None else subject.config.mask_token_id
+    mask_token_id = None if subject.drafter is None else subject.method.mask_token_id
     for index in range(min(len(source), _LOOKED_AT)):
         sample = source[index]
         if sample.ids.min() < 0 or sample.ids.max() >= vocab_size:
@@ -70,7 +69,7 @@ def misfit(subject: Subject) -> str:
     nothing = Cache(groups=(), lengths=jnp.zeros((0,), jnp.int32))  # only the sizes are looked at
     view = TargetView(params=(), cache=nothing, target=subject.loaded.target)
     try:
-        check_target(subject.config, view)
+        subject.method.check_target(view)
     except ValueError as problem:
         return str(problem)
     return ""
@@ -93,11 +92,12 @@ def features_step(subject: Subject, texts: Texts | None) -> Finding:
             contract.check(target)
     except ValueError as problem:
         return failed(FEATURES, str(problem))
+    key = subject.method.layers_key
     figures: dict[str, object] = {"reads": list(subject.names)}
     if contract is not None and contract.names != subject.names:
         said = (
-            f"{list(contract.names)} in {CONTRACT_FILE}, {list(subject.names)} by target_layer_ids; "
-            "set target_layer_ids to the layers that it was trained on"
+            f"{list(contract.names)} in {CONTRACT_FILE}, {list(subject.names)} by {key}; "
+            f"set {key} to the layers that it was trained on"
         )
         return failed(FEATURES, said, **figures, contract=list(contract.names))
     said = f"{', '.join(subject.names)}: the target has them" + (
@@ -111,8 +111,8 @@ def features_step(subject: Subject, texts: Texts | None) -> Finding:
         return failed(FEATURES, f"features of ({stored.target}) in the data; capture them again", **figures)
     if stored.names != subject.names:
         said = (
-            f"{list(stored.names)} in the data, {list(subject.names)} by target_layer_ids; "
-            "set target_layer_ids to the layers that it was trained on, or capture the features again"
+            f"{list(stored.names)} in the data, {list(subject.names)} by {key}; "
+            f"set {key} to the layers that it was trained on, or capture the features again"
         )
         return failed(FEATURES, said, **figures, stored=list(stored.names))
     return _stored_step(texts, stored.names, _TOLERANCE[stored.dtype], said, figures)

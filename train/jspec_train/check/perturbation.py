@@ -11,6 +11,9 @@ How much better is a fault, measured on tiny drafters (accuracy as the files say
 | sound, hardly trained        | .24 -> .24   | -> .19    | -> .26         | -> .26         | -> .24      |
 | trained on labels +1         | .00 -> .13   | -> .98    | -> .00         | -> .00         | -> .05      |
 | trained with the leak        | .89 -> .65   | -> .01    | -> .07         | -> .99         | -> .76      |
+| EAGLE-3, sound               | .97 -> .86   | -> < .61  | -> .61         | -> .95         | -> .94      |
+| EAGLE-3, labels +1           | .03 -> .08   | -> .96    | -> < .96       | -> .00         | -> .05      |
+| EAGLE-3, file says theta 10  | .30 -> .25   | -> < .21  | -> .21         | -> .31         | -> .97      |
 
 Hence a change has to win 0.02, and 0.05 where it shows the drafter a feature more, which may help a sound
 one as well; and it has to win half of what the best change wins, since for a drafter that predicts
@@ -25,11 +28,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters.dflash_net import DFlashConfig
 from jspec.features import layer_outputs
 from jspec.objectives.batch import TrainBatch
 from jspec.targets.rope import Rope
 from jspec_train.check.finding import STEPS, Finding, failed, not_checkable, passed
+from jspec_train.check.method import Input
 from jspec_train.check.perturbed import Change, Pass, Rows, change
 from jspec_train.check.texts import Texts
 
@@ -39,7 +42,7 @@ _SHOWS_MORE = 0.05  # what may help a sound drafter, too
 _NOTHING = 0.05  # accuracy below which there is nothing to compare
 _THETAS = (1e4, 1e5, 5e5, 1e6)
 _REMEDY = {
-    ORDER: "state the layers in that order in target_layer_ids, or capture the features again and retrain",
+    ORDER: "state the layers in that order in config.json, or capture the features again and retrain",
     ALIGNMENT: "training paired other rows: correct the pairing in the training code and retrain",
     LEAK: "training showed a feature that decoding does not have: correct its context mask and retrain",
     ROPE: "state the rope that it was trained with in config.json",
@@ -53,7 +56,7 @@ def perturbation_steps(
 
     Args:
       whole: the drafter and the target's tables.
-      texts: held-out texts, with the states of `nearby_layers`.
+      texts: held-out texts, with those of `nearby_states`.
       target_rope: of the target's full layers.
       num_target_layers: of the target.
       said: called with the number of each step that begins.
@@ -74,12 +77,22 @@ def perturbation_steps(
     return judge(tried)
 
 
-def nearby_layers(config: DFlashConfig, num_target_layers: int) -> tuple[str, ...]:
-    """States that could have been captured by mistake, besides those that the config lists."""
-    ids = config.target_layer_ids
+def nearby_states(names: Sequence[str], num_target_layers: int) -> tuple[str, ...]:
+    """States that could have been captured by mistake, besides those that the config names."""
+    last = num_target_layers - 1
+    ids = _layer_ids(names)
+    if ids is None:
+        return layer_outputs(range(max(last - 1, 0), last + 1))
     states = [i + step for i in ids for step in (-1, 1)]
-    names = layer_outputs(sorted({i for i in states if -1 <= i < num_target_layers}))
-    return (*names, "final_norm") if num_target_layers - 1 in ids else names
+    nearby = layer_outputs(sorted({i for i in states if -1 <= i <= last}))
+    return (*nearby, "final_norm") if last in ids else nearby
+
+
+def _layer_ids(names: Sequence[str]) -> tuple[int, ...] | None:
+    """Layers of which these states are the outputs, -1 the embedding; None if it is what the head reads (EAGLE)."""
+    if "final_norm" in names:
+        return None
+    return tuple(-1 if name == "embedding" else int(name.partition(".")[2]) for name in names)
 
 
 def judge(tried: Mapping[int, Sequence[Change]]) -> list[Finding]:
@@ -117,15 +130,22 @@ def _merit(one: Change) -> tuple[bool, float]:
 
 
 def _orders(whole: Pass, texts: Texts, base: Rows, num_target_layers: int) -> list[Change]:
-    """The captured layers in another order, each of them off by one, and a norm too many."""
-    ids = whole.config.target_layer_ids
-    wanted = [(f"layers {list(order)}", layer_outputs(order)) for order in other_orders(ids)]
-    for off in (-1, 1):
-        moved = [i + off for i in ids]
-        if min(moved) >= -1 and max(moved) < num_target_layers:
-            wanted.append((f"layers {moved}", layer_outputs(moved)))
-    if num_target_layers - 1 in ids:
-        names = layer_outputs(ids)
+    """The captured layers in another order, each of them off by one, and a norm too many or too few."""
+    names = whole.method.names
+    ids = _layer_ids(names)
+    wanted: list[tuple[str, tuple[str, ...]]] = []
+    if ids is None:
+        wanted += [
+            (f"the output of {name} in place of the final norm", (name,))
+            for name in nearby_states(names, num_target_layers)
+        ]
+    else:
+        wanted += [(f"layers {list(order)}", layer_outputs(order)) for order in other_orders(ids)]
+        for off in (-1, 1):
+            moved = [i + off for i in ids]
+            if min(moved) >= -1 and max(moved) < num_target_layers:
+                wanted.append((f"layers {moved}", layer_outputs(moved)))
+    if ids is not None and num_target_layers - 1 in ids:
         last = f"layer.{num_target_layers - 1}"
         wanted.append(
             (
@@ -154,11 +174,15 @@ def other_orders(ids: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _alignments(whole: Pass, texts: Texts, base: Rows) -> list[Change]:
-    """Features of the tokens beside, labels of the tokens beside."""
+    """Features of the tokens beside, labels of the tokens beside, and other tokens beside the features."""
     changes = []
     for off, where in ((1, "later"), (-1, "earlier")):
-        labels = whole.rows(texts.batch, texts.blocks, label_shift=off)
+        labels = whole.rows(texts.batch, texts.blocks, Input(labels=off))
         changes.append(change(f"labels one token {where}", base, labels))
+        if whole.method.reads_tokens:
+            least = _SHOWS_MORE if off == 1 else 0.02
+            tokens = whole.rows(texts.batch, texts.blocks, Input(tokens=off))
+            changes.append(change(f"tokens one {where} beside the features", base, tokens, least=least))
         features = _with(texts.batch, shifted(texts.batch.features, off))
         least = _SHOWS_MORE if off == 1 else 0.02
         rows = whole.rows(features, texts.blocks)
@@ -178,7 +202,7 @@ def shifted(features: jax.Array | np.ndarray, off: int) -> jnp.ndarray:
 
 def _leaks(whole: Pass, texts: Texts, base: Rows) -> list[Change]:
     """The anchor's own feature in sight: on the first draft token, which it nearly spells out, and on all."""
-    seen = whole.rows(texts.batch, texts.blocks, bound=1)
+    seen = whole.rows(texts.batch, texts.blocks, Input(ahead=1))
     name = "the anchor's feature visible"
     return [
         change(f"{name} (draft token 1)", base, seen, least=_SHOWS_MORE, position=1),
@@ -188,16 +212,16 @@ def _leaks(whole: Pass, texts: Texts, base: Rows) -> list[Change]:
 
 def _ropes(whole: Pass, texts: Texts, base: Rows, target_rope: Rope) -> list[Change]:
     """Other bases, and the target's whole rule."""
-    decoder = whole.config.decoder
-    own = decoder.full_rope
+    own = whole.method.decoder.full_rope
     ropes = [target_rope, *(dataclasses.replace(own, theta=theta) for theta in _THETAS)]
     ropes += [dataclasses.replace(own, scaling=None), dataclasses.replace(own, theta=target_rope.theta)]
     changes = []
     for rope in dict.fromkeys(ropes):
         if rope == own:
             continue
-        config = dataclasses.replace(whole.config, decoder=dataclasses.replace(decoder, full_rope=rope))
-        changes.append(change(_rope_name(rope), base, whole.rows(texts.batch, texts.blocks, config=config)))
+        changes.append(
+            change(_rope_name(rope), base, whole.rows(texts.batch, texts.blocks, Input(rope=rope)))
+        )
     return changes
 
 

@@ -1,22 +1,16 @@
 """How well a drafter predicts when one thing about its input is changed."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
 
-from jspec.drafters.dflash import dflash_net
-from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, draft_logits
 from jspec.net import Params
 from jspec.objectives.batch import TrainBatch
-from jspec.objectives.block_pass import training_hidden
-from jspec.objectives.blocks import Blocks, block_targets
-from jspec.objectives.frozen import DraftTables, Tables
+from jspec.objectives.blocks import Blocks
+from jspec.objectives.frozen import Tables
+from jspec_train.check.method import CheckedMethod, Input
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,35 +57,26 @@ class Change:
 class Pass:
     """A drafter and its target's tables, to try inputs on."""
 
-    config: DFlashConfig
+    method: CheckedMethod
     params: Params
     tables: Tables
 
-    def rows(
-        self,
-        batch: TrainBatch,
-        blocks: Blocks,
-        *,
-        label_shift: int = 0,
-        bound: int = 0,
-        config: DFlashConfig | None = None,
-    ) -> Rows:
+    def rows(self, batch: TrainBatch, blocks: Blocks, given: Input | None = None) -> Rows:
         """What it predicts.
 
         Args:
           batch: texts and the features to read.
           blocks: anchors.
-          label_shift: row j is asked for token anchor + j + label_shift.
-          bound: features of so many more tokens are visible, from the anchor's on.
-          config: to use instead of the drafter's.
+          given: what differs; None = nothing.
         """
-        config = self.config if config is None else config
-        labels, counted = shifted_labels(batch, blocks, config.block_size, label_shift)
-        correct, loss, known = _figures(
-            config, self.params, self.tables, batch, blocks, jnp.asarray(labels), jnp.int32(bound)
+        given = Input() if given is None else given
+        labels, counted = shifted_labels(batch, blocks, self.method.block_size, given.labels)
+        found = self.method.predictions(self.params, self.tables, batch, blocks, jnp.asarray(labels), given)
+        return Rows(
+            correct=np.asarray(found.correct),
+            loss=np.asarray(found.loss),
+            counted=counted & np.asarray(found.known),
         )
-        counted = counted & np.asarray(known)
-        return Rows(correct=np.asarray(correct), loss=np.asarray(loss), counted=counted)
 
 
 def shifted_labels(
@@ -145,45 +130,3 @@ def change(
         loss=mean(after.loss),
         loss_before=mean(before.loss),
     )
-
-
-def embedding_of(net: DFlashNet, tables: Tables) -> Callable[[Array], Array]:
-    """The drafter's own embedding if it has one, else the target's."""
-    own = net.embedding
-    return tables.embed if own is None else lambda ids: jnp.take(own[...], ids, axis=0)
-
-
-@functools.partial(jax.jit, static_argnames="config")
-def _figures(
-    config: DFlashConfig,
-    params: Params,
-    tables: Tables,
-    batch: TrainBatch,
-    blocks: Blocks,
-    labels: Int[Array, "texts anchors drafts"],
-    bound: Int[Array, ""],
-) -> tuple[Array, Array, Array]:
-    """(correct, loss, known) of every drafted row, one text at a time."""
-    net = dflash_net(config, params)
-    embed = embedding_of(net, tables)
-
-    def one(text: tuple[TrainBatch, Blocks, Array]) -> tuple[Array, Array, Array]:
-        batch, blocks, labels = jax.tree.map(lambda a: a[None], text)
-        targets = block_targets(batch, blocks, block_size=config.block_size)
-        # The training code with its bound moved: anchors further on, and the tokens moved with them, so
-        # that only what is visible changes. Positions of the block are those of the real anchors.
-        moved = dataclasses.replace(batch, ids=jnp.roll(batch.ids, bound, axis=1))
-        further = dataclasses.replace(blocks, anchors=jnp.where(blocks.keep, blocks.anchors + bound, 0))
-        hidden = training_hidden(net, embed, moved, further, targets)[0, :, 1:]
-        logits = draft_logits(config, tables.logits(hidden.reshape(-1, hidden.shape[2])))
-        columns = labels[0].reshape(-1)
-        if config.draft_vocab_size is not None:
-            assert isinstance(tables, DraftTables)
-            columns = tables.columns[columns]
-        gold = jnp.take_along_axis(logits, jnp.maximum(columns, 0)[:, None], axis=1)[:, 0]
-        loss = jax.nn.logsumexp(logits, axis=1) - gold
-        correct = jnp.argmax(logits, axis=1) == columns
-        shape = labels.shape[1:]
-        return correct.reshape(shape), loss.reshape(shape), (columns >= 0).reshape(shape)
-
-    return jax.lax.map(one, (batch, blocks, labels))

@@ -12,8 +12,8 @@ from jspec_train.check.data_steps import FEATURES, features_step, misfit, tokeni
 from jspec_train.check.decoded_step import DECODED, Answers, answer, commit_length, decoded_step
 from jspec_train.check.diagnosis import diagnosis
 from jspec_train.check.finding import STEPS, Finding, not_checkable
-from jspec_train.check.paged import Drafted, drafted
-from jspec_train.check.perturbation import ALIGNMENT, LEAK, ORDER, ROPE, nearby_layers, perturbation_steps
+from jspec_train.check.method import Drafted
+from jspec_train.check.perturbation import ALIGNMENT, LEAK, ORDER, ROPE, nearby_states, perturbation_steps
 from jspec_train.check.perturbed import Pass
 from jspec_train.check.subject import Subject
 from jspec_train.check.texts import Texts, choose_samples, random_samples, read_texts
@@ -109,9 +109,10 @@ def _with_drafter(subject: Subject, extent: Extent, dtype: str, said: Callable[[
     texts = texts_of_data(subject, extent)
     findings = [features_step(subject, texts)]
     no_texts = "no data given" if subject.source is None else "no sample has an answer that fits a block"
+    method = subject.method
     try:
-        whole = Pass(config=subject.config, params=subject.drafter_params, tables=subject.tables())
-        objective = subject.objective()
+        method.check_objective()
+        whole = Pass(method=method, params=subject.drafter_params, tables=subject.tables())
     except ValueError as problem:  # of a kind that is not trained here
         findings += _none((ORDER, ALIGNMENT, LEAK, ROPE, CODE, DRAFTED), str(problem))
         expected = None
@@ -124,10 +125,10 @@ def _with_drafter(subject: Subject, extent: Extent, dtype: str, said: Callable[[
         said(CODE)
         shown = random_texts(subject, extent) if texts is None else texts
         paged = drafts_of(subject, shown)
-        findings.append(code_step(whole.config, whole.params, whole.tables, shown, paged))
+        findings.append(code_step(method, whole.params, whole.tables, shown, paged))
         if texts is not None:
             said(DRAFTED)
-            findings.append(drafted_step(objective, whole.params, whole.tables, texts, paged))
+            findings.append(drafted_step(method, whole.params, whole.tables, texts, paged))
         expected = None if texts is None else _commit_length(subject, texts, paged, extent)
     if texts is None or not extent.decode:
         return [*findings, not_checkable(DECODED, no_texts if texts is None else "left out on request")]
@@ -164,7 +165,7 @@ def _own_answers(answers: Answers) -> list[Sample]:
 
 def _commit_length(subject: Subject, texts: Texts, paged: Drafted, extent: Extent) -> float | None:
     """Tokens a round that decoding would have along the first answer of each text."""
-    lengths = accepted(texts, paged, subject.config.block_size)
+    lengths = accepted(texts, paged, subject.method.block_size)
     anchors, keep = np.asarray(texts.blocks.anchors), np.asarray(texts.blocks.keep)
     rows = []
     for places, kept, row in zip(anchors, keep, lengths, strict=True):
@@ -185,7 +186,7 @@ def texts_of_data(subject: Subject, extent: Extent) -> Texts | None:
     samples = choose_samples(
         subject.source,
         count=extent.samples,
-        block_size=subject.config.block_size,
+        block_size=subject.method.block_size,
         tokens=extent.tokens,
         limit=_limit(subject),
     )
@@ -200,13 +201,15 @@ def random_texts(subject: Subject, extent: Extent) -> Texts:
 
 
 def _read(subject: Subject, samples: Sequence[Sample], extent: Extent, *, nearby: bool = False) -> Texts:
-    extra = nearby_layers(subject.config, subject.loaded.target.num_layers) if nearby else ()
+    extra: tuple[str, ...] = ()
+    if nearby:
+        extra = (*nearby_states(subject.names, subject.loaded.target.num_layers), *subject.method.captured)
     return read_texts(
         subject.loaded,
         samples,
         subject.names,
         extra=extra,
-        block_size=subject.config.block_size,
+        block_size=subject.method.block_size,
         tokens=extent.tokens,
         limit=_limit(subject),
     )
@@ -214,15 +217,13 @@ def _read(subject: Subject, samples: Sequence[Sample], extent: Extent, *, nearby
 
 def drafts_of(subject: Subject, texts: Texts) -> Drafted:
     """What the decoding code drafts in the texts."""
-    assert subject.drafter is not None
-    return drafted(
-        subject.drafter.drafter, subject.drafter.params, subject.loaded.target, subject.loaded.params, texts
-    )
+    target = subject.loaded
+    return subject.method.drafts(subject.drafter_params, target.target, target.params, texts)
 
 
 def _limit(subject: Subject) -> int:
     """Tokens that drafter and target can place."""
-    return min(subject.config.decoder.max_context, subject.loaded.target.max_context)
+    return min(subject.method.decoder.max_context, subject.loaded.target.max_context)
 
 
 def _none(steps: Sequence[int], reason: str) -> list[Finding]:

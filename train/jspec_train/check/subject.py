@@ -6,18 +6,19 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from jspec.checkpoints.dflash import LoadedDrafter, load_dflash
-from jspec.checkpoints.eagle_config import architecture_of
-from jspec.checkpoints.hf_target import read_json
+from jspec.checkpoints.drafter import load_drafter
+from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.checkpoints.target import LoadedTarget, load_target
-from jspec.drafters.dflash import dflash_net
-from jspec.drafters.dflash_net import DFlashConfig
-from jspec.features import CONTRACT_FILE, FeatureContract, layer_outputs
+from jspec.drafters.dflash import DFlash
+from jspec.drafters.eagle import Eagle
+from jspec.features import CONTRACT_FILE, FeatureContract
 from jspec.loading import find, resolve
 from jspec.net import Params
-from jspec.objectives.dflash import DFlashObjective, SelectorTerm
 from jspec.objectives.frozen import FrozenTarget, Tables, draft_tables
 from jspec.text.tokenizer import Tokenizer, load_tokenizer
+from jspec_train.check.block_method import BlockMethod
+from jspec_train.check.eagle_method import EagleMethod
+from jspec_train.check.method import CheckedMethod
 from jspec_train.samples import SampleSource, open_samples
 
 
@@ -28,15 +29,16 @@ class Subject:
     loaded: LoadedTarget
     tokenizer: Tokenizer
     folder: Path  # of the drafter
-    drafter: LoadedDrafter | None  # float32; None: see `refusal`
+    drafter: LoadedDrafter[DFlash] | LoadedDrafter[Eagle] | None  # float32; None: see `refusal`
     refusal: str  # why the drafter did not load
     source: SampleSource | None
 
     @property
-    def config(self) -> DFlashConfig:
+    def method(self) -> CheckedMethod:
         """Of the drafter, if it loaded."""
         assert self.drafter is not None
-        return self.drafter.drafter.config
+        drafter = self.drafter.drafter
+        return EagleMethod(drafter=drafter) if isinstance(drafter, Eagle) else BlockMethod(drafter=drafter)
 
     @property
     def drafter_params(self) -> Params:
@@ -47,7 +49,7 @@ class Subject:
     @property
     def names(self) -> tuple[str, ...]:
         """The features that the drafter reads."""
-        return layer_outputs(self.config.target_layer_ids)
+        return self.method.names
 
     def tables(self) -> Tables:
         """Embedding and head as the drafter was trained with.
@@ -56,19 +58,10 @@ class Subject:
           ValueError: the drafter has a reduced vocabulary and the target caps its logits.
         """
         target = FrozenTarget(params=self.loaded.params, target=self.loaded.target)
-        if self.config.draft_vocab_size is None:
+        ids = self.method.draft_ids(self.drafter_params)
+        if ids is None:
             return target
-        ids = dflash_net(self.config, self.drafter_params).draft_ids
-        assert ids is not None
-        return draft_tables(target, self.loaded.target.hidden_size, ids[...], self.loaded.target.vocab_size)
-
-    def objective(self) -> DFlashObjective:
-        """The training loss of the drafter's backbone.
-
-        Raises:
-          ValueError: it is of a kind that is not trained this way.
-        """
-        return DFlashObjective(config=self.config, chunk_blocks=16, selector=SelectorTerm(alpha=0.0))
+        return draft_tables(target, self.loaded.target.hidden_size, ids, self.loaded.target.vocab_size)
 
 
 def open_subject(target: str, drafter: str, data: str | Path | None, dtype: str) -> Subject:
@@ -76,7 +69,7 @@ def open_subject(target: str, drafter: str, data: str | Path | None, dtype: str)
 
     Args:
       target: model folder, hub id or .gguf file.
-      drafter: folder or hub id of a DFlash or DFlash 2 checkpoint.
+      drafter: folder or hub id of an EAGLE, EAGLE-3, P-EAGLE, DFlash or DFlash 2 checkpoint.
       data: folder of prepared samples, with or without features; None = none.
       dtype: of the target. The drafter is float32, so that differences are not of rounding.
 
@@ -87,36 +80,28 @@ def open_subject(target: str, drafter: str, data: str | Path | None, dtype: str)
     folder = find("drafter", drafter)
     if folder is None or not folder.is_dir():
         raise FileNotFoundError(
-            f"drafter: expected the folder or hub id of a DFlash checkpoint, got {drafter!r}; check the path"
+            f"drafter: expected the folder or hub id of an EAGLE or DFlash checkpoint, got {drafter!r}; check the path"
         )
-    _check_method(folder)
     path = resolve(target)
     tokenizer = load_tokenizer(path)
     loaded = load_target(path, dtype=dtype)
     opened, refusal = None, ""
     try:
-        opened = load_dflash(folder, jnp.float32)
+        opened = load_drafter(
+            folder,
+            jnp.float32,
+            num_target_layers=loaded.target.num_layers,
+            tokenizer=tokenizer.identity,
+        )
     except (ValueError, OSError) as problem:
         refusal = " ".join(str(problem).split())
-    if opened is not None and opened.drafter.config.method not in ("DFlash", "DFlash 2"):
-        raise _other_method(opened.drafter.config.method, folder)
+    if opened is not None and opened.drafter.config.method in ("DSpark", "Domino"):
+        raise ValueError(
+            f"drafter: expected an EAGLE or DFlash drafter, got the {opened.drafter.config.method} in {folder}, whose "
+            "sequential head `jspec check` has no steps for yet; `jspec evaluate` measures it"
+        )
     return Subject(
         loaded=loaded, tokenizer=tokenizer, folder=folder, drafter=opened, refusal=refusal, source=source
-    )
-
-
-def _check_method(folder: Path) -> None:
-    """The steps are written for DFlash: another method's folder is no fault of theirs."""
-    config = folder / "config.json"
-    architecture = architecture_of(read_json(config)) if config.is_file() else None
-    if architecture is not None:
-        raise _other_method(architecture, folder)
-
-
-def _other_method(method: str, folder: Path) -> ValueError:
-    return ValueError(
-        f"drafter: expected a DFlash or DFlash 2 drafter, got the {method} in {folder}, which `jspec check` "
-        "has no steps for yet; `jspec evaluate` measures it"
     )
 
 

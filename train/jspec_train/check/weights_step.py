@@ -1,22 +1,18 @@
 """Step 8: the exported weights are all there, and none of them is empty."""
 
-import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters.dflash import dflash_leaves
 from jspec_train.check.finding import Finding, failed, passed
 from jspec_train.check.subject import Subject
 
 WEIGHTS = 8
-# Leaves that a fresh drafter has as zeros; see `jspec.drafters.dflash_init`.
-_MAY_BE_ZERO = ("bias", "kernel_projection", "successor_codebook")
 
 
 def weights_step(subject: Subject) -> Finding:
     """Loading has accounted for every tensor; here are their values."""
     if subject.drafter is None:
         return failed(WEIGHTS, subject.refusal)
-    leaves = dflash_leaves(subject.config, jnp.dtype(jnp.float32))
+    leaves = subject.method.leaves()
     untrained = []
     for leaf, values in zip(leaves, subject.drafter.params, strict=True):
         held = np.asarray(values)
@@ -26,7 +22,7 @@ def weights_step(subject: Subject) -> Finding:
                 WEIGHTS, f"{leaf.path} has {count} values that are not finite; export an earlier checkpoint"
             )
         if not held.any():
-            if not leaf.path.endswith(_MAY_BE_ZERO):
+            if not leaf.path.endswith(subject.method.may_be_zero):
                 return failed(WEIGHTS, f"{leaf.path} is all zero; export the drafter again")
             untrained.append(leaf.path)
     size = sum(values.size for values in subject.drafter.params)

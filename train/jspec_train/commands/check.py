@@ -19,7 +19,10 @@ _COLOURS = {"pass": "green", "fail": "bold red", "not checkable": "yellow"}
 
 def check_command(
     target: Annotated[str, typer.Argument(help="Model folder, hub id or .gguf file.")],
-    drafter: Annotated[str, typer.Argument(help="Folder or hub id of a DFlash or DFlash 2 drafter.")],
+    drafter: Annotated[
+        str,
+        typer.Argument(help="Folder or hub id of an EAGLE, EAGLE-3, P-EAGLE, DFlash or DFlash 2 drafter."),
+    ],
     data: Annotated[
         Path | None,
         typer.Argument(

@@ -10,13 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from jspec.bench.table import as_json, measurement_table, round_table
-from jspec.checkpoints.draft_vocabulary import read_draft_vocabulary
 from jspec.checkpoints.drafter import load_drafter
 from jspec.checkpoints.target import load_target
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype
 from jspec.loading import keep_compiled_programs, resolve
 from jspec.text.tokenizer import load_tokenizer
-from jspec_train.decoding import prompts_of
+from jspec_train.decoding import prompts_of, spread
 from jspec_train.evaluate import Pair, decoded, teacher_forced
 from jspec_train.samples import open_samples
 
@@ -48,25 +47,26 @@ def evaluate_command(
     with console.status("loading") as status:
         source = open_samples(samples)
         path = resolve(target)
-        chosen = jnp.dtype(dtype)
-        loaded, tokenizer = load_target(path, dtype=chosen), load_tokenizer(path)
-        vocabulary = read_draft_vocabulary(drafter)
-        if vocabulary is not None:
-            vocabulary.check_tokenizer(tokenizer.identity)
+        precision = jnp.dtype(dtype)
+        loaded, tokenizer = load_target(path, dtype=precision), load_tokenizer(path)
         pair = Pair(
             target=loaded,
             tokenizer=tokenizer,
             drafter=load_drafter(
-                drafter, chosen, draft_length=draft_length, num_target_layers=loaded.target.num_layers
+                drafter,
+                precision,
+                draft_length=draft_length,
+                num_target_layers=loaded.target.num_layers,
+                tokenizer=tokenizer.identity,
             ),
-            dtype=chosen,
+            dtype=precision,
         )
         status.update("teacher-forced figures")
         figures = teacher_forced(pair, source)
         if prompts:
-            spread = [source[i * len(source) // prompts] for i in range(min(prompts, len(source)))]
+            chosen = [source[i] for i in spread(len(source), prompts)]
             measurements = decoded(
-                pair, prompts_of(spread), max_tokens=max_tokens, repeats=repeats, progress=status.update
+                pair, prompts_of(chosen), max_tokens=max_tokens, repeats=repeats, progress=status.update
             )
     console.print(_figures_table(figures))
     if measurements:

@@ -13,6 +13,7 @@ from jspec.checkpoints.dflash_save import save_dflash
 from jspec.checkpoints.drafter import load_drafter
 from jspec.checkpoints.eagle_save import Layout as EagleLayout
 from jspec.checkpoints.eagle_save import save_eagle
+from jspec.checkpoints.safetensors_files import INDEX
 from jspec.drafters.dflash import DFlash
 
 DFLASH_LAYOUTS: tuple[str, ...] = get_args(DFlashLayout)
@@ -28,7 +29,7 @@ def export_command(
         str | None,
         typer.Option(
             help="Who reads it. DFlash: sglang (also SpecForge) or speculators (also vLLM). EAGLE: eagle, sglang, "
-            "specforge, deepspec or peagle. Left out: what most programs read of such a drafter."
+            "specforge, deepspec, peagle or speculators. Left out: what most programs read of such a drafter."
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
@@ -46,9 +47,7 @@ def export_command(
             "`jspec train` writes RUN/best at its end"
         )
     loaded = load_drafter(folder, jnp.float32)
-    files = {
-        path.name: path.read_text("utf-8") for path in folder.glob("*.json") if path.name != "config.json"
-    }
+    files = texts_beside(folder)
     precision = jnp.dtype(dtype)
     if isinstance(loaded.drafter, DFlash):
         check_layout(layout, DFLASH_LAYOUTS, loaded.drafter.config.identity)
@@ -63,19 +62,22 @@ def export_command(
         )
     else:
         check_layout(layout, EAGLE_LAYOUTS, loaded.drafter.config.identity)
-        if target_name is not None:
-            raise ValueError(
-                f"target_name: expected none for an EAGLE drafter, got {target_name!r}; its layouts do not name one"
-            )
         save_eagle(
             out,
             loaded.drafter.config,
             loaded.params,
             dtype=precision,
             layout=layout,  # type: ignore[arg-type]
+            target_name=target_name,
             files=files,
         )
     Console().print(f"{loaded.drafter.config.identity}, {dtype}, written to {out}")
+
+
+def texts_beside(folder: Path) -> dict[str, str]:
+    """The JSON files of a drafter's folder that say nothing about how its weights are laid out, by name."""
+    layout = ("config.json", INDEX)
+    return {path.name: path.read_text("utf-8") for path in folder.glob("*.json") if path.name not in layout}
 
 
 def check_layout(layout: str | None, known: Sequence[str], identity: str) -> None:

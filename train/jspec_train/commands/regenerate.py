@@ -92,7 +92,8 @@ def with_progress(engine: Engine, source: Path, out: Path, settings: Settings) -
 def summary(tally: Tally, out: Path) -> str:
     """The counts in words."""
     failed = f", {tally.failed} failed (see {errors_file(out)})" if tally.failed else ""
+    reused = f", {tally.reused} prompt tokens not executed again" if tally.reused else ""
     return (
-        f"{tally.rows} rows: {tally.answered} answered with {tally.tokens} tokens ({tally.cut} cut at max_tokens), "
+        f"{tally.rows} rows: {tally.answered} answered with {tally.tokens} tokens ({tally.cut} cut at max_tokens){reused}, "
         f"{tally.skipped} already there{failed}"
     )

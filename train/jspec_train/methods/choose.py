@@ -3,10 +3,9 @@
 from jspec.targets.config import DecoderConfig
 from jspec.text.tokenizer import Tokenizer
 from jspec_train.drafters import drafter_config, mask_token
-from jspec_train.methods.dflash import DFlashMethod
+from jspec_train.methods.block import BlockMethod
 from jspec_train.methods.eagle import eagle_method
 from jspec_train.methods.protocol import TrainedMethod
-from jspec_train.methods.sequential import SequentialMethod
 from jspec_train.recipe import (
     DFlashRecipe,
     DominoRecipe,
@@ -25,12 +24,9 @@ def method_of(recipe: Recipe, tokenizer: Tokenizer, target: DecoderConfig) -> Tr
       ValueError: layers that the target does not have, no mask token, or choices that do not go together.
     """
     match recipe:
-        case DFlashRecipe():
+        case DFlashRecipe() | DSparkRecipe() | DominoRecipe():
             mask = mask_token(recipe.drafter.mask_token_id, tokenizer, target.vocab_size)
-            return DFlashMethod(recipe=recipe, config=drafter_config(recipe.drafter, target, mask))
-        case DSparkRecipe() | DominoRecipe():
-            mask = mask_token(recipe.drafter.mask_token_id, tokenizer, target.vocab_size)
-            return SequentialMethod(recipe=recipe, config=drafter_config(recipe.drafter, target, mask))
+            return BlockMethod(recipe=recipe, config=drafter_config(recipe.drafter, target, mask))
         case PEagleRecipe():
             mask = mask_token(recipe.drafter.mask_token_id, tokenizer, target.vocab_size)
             return eagle_method(recipe, target, mask)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jspec.checkpoints.eagle import load_eagle
-from jspec.checkpoints.eagle_save import save_eagle
+from jspec.checkpoints.eagle_save import check_savable, save_eagle
 from jspec.checkpoints.target import LoadedTarget
 from jspec.drafters.eagle import eagle
 from jspec.drafters.eagle_from_target import eagle_from_target
@@ -103,14 +103,27 @@ class EagleMethod:
         )
 
     def check_samples(self, source: SampleSource) -> None:
-        """The mask token, if there is one, is in no text, and some answer is as long as a rollout."""
+        """P-EAGLE's mask token is in no text, and every depth finds something to learn.
+
+        P-EAGLE's deeper rows follow supervised ones, so that an answer needs a token for each depth. EAGLE-3 is
+        rolled out of the prompt as well: there, the text has to be long enough.
+        """
         longest = look_at(source, self.config.mask_token_id)
-        objective = self.objective(1)
-        depths = 1 if isinstance(objective, EagleObjective) else objective.depths
-        if longest < depths:
+        if isinstance(self.recipe, EagleRecipe):
+            return
+        if isinstance(self.recipe, Eagle3Recipe):
+            most = source.counts.longest - 1
+            told = f"one less than the tokens of the longest sample ({source.counts.longest})"
+        else:
+            most = longest
+            told = (
+                f"the longest stretch of supervised tokens in the first {min(len(source), LOOKED_AT)} samples"
+            )
+        depths = self.recipe.objective.depths
+        if depths > most:
             raise ValueError(
-                f"objective.depths: expected at most {longest}, the longest stretch of supervised tokens in the first "
-                f"{min(len(source), LOOKED_AT)} samples, got {depths}; the last depths would never be trained: lower it"
+                f"objective.depths: expected at most {most}, {told}, got {depths}; the last depths would never be "
+                "trained: lower it"
             )
 
     def fresh(
@@ -173,7 +186,7 @@ def eagle_method(
       mask_token_id: of P-EAGLE.
 
     Raises:
-      ValueError: layers that the target does not have, or choices that do not go together.
+      ValueError: layers that the target does not have, choices that do not go together, or that no file can state.
     """
     part = recipe.drafter
     sizes: dict[str, Any] = {
@@ -182,9 +195,12 @@ def eagle_method(
         "num_heads": part.num_heads,
         "num_kv_heads": part.num_kv_heads,
         "head_size": part.head_size,
+        "window": part.window,
+        "layer_kinds": part.layer_kinds,
     }
     if isinstance(recipe, EagleRecipe):
         config = eagle_config_for(target, kind="eagle", fc_bias=recipe.drafter.fc_bias, **sizes)
+        check_savable(config)
         return EagleMethod(recipe=recipe, config=config)
     part = recipe.drafter
     hidden_size = part.hidden_size or target.hidden_size
@@ -211,4 +227,5 @@ def eagle_method(
         draft_vocab_size=part.vocabulary,
         **sizes,
     )
+    check_savable(config)
     return EagleMethod(recipe=recipe, config=config)
