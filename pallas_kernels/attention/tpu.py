@@ -16,7 +16,8 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight
 from pallas_kernels.attention.tiling import Tiling
-from pallas_kernels.attention.tpu_kernel import Arrays, Results, Scalars, Scratch, attention_kernel
+from pallas_kernels.attention.tpu_call import Arrays, Results, Scalars, Scratch
+from pallas_kernels.attention.tpu_kernel import attention_kernel
 from pallas_kernels.registers import LANES, padded_bytes, split_width
 
 PAGE_MULTIPLE = LANES  # shorter pages would be padded in HBM, and the pool copied for each call

@@ -7,7 +7,7 @@ never copied.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,77 +15,20 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.attention.tiling import Tiling
+from pallas_kernels.attention.tpu_call import Call, Results, Scalars
+from pallas_kernels.attention.tpu_copies import (
+    await_results,
+    clear_padding,
+    input_copy,
+    key_copies,
+    page_copies,
+    result_copies,
+    start_inputs,
+)
+from pallas_kernels.attention.tpu_tiles import Tile, describe, key_tiles, lane_length, next_lane, tile_behind
 from pallas_kernels.registers import LANES, joined, load_parts, store_parts
 
 _LOWEST = -1e30  # below any score, yet finite: exp(-inf - _LOWEST) is 0 where exp(-inf + inf) is NaN
-_NEVER = 2**31 - 1  # no position is behind it
-
-
-class Scalars(NamedTuple):
-    """What the kernel's loops are bounded by, in scalar memory."""
-
-    layer: Any  # [1]
-    query_offsets: Any
-    key_offsets: Any
-    page_table: Any
-    context_lengths: Any
-    first_visible: Any
-    causal: Any  # [lanes], 0 or 1
-
-
-class Arrays(NamedTuple):
-    """Operands in HBM, but for visible [queries, words] and sinks [heads, 128], which are in VMEM."""
-
-    q: Any
-    k_new: Any
-    v_new: Any
-    k_pool: Any
-    v_pool: Any
-    visible: Any
-    sinks: Any
-
-
-class Results(NamedTuple):
-    """In HBM."""
-
-    out: Any
-    logsumexp: Any  # [queries, heads, 128], equal along the last axis; None if not asked for
-
-
-class Scratch(NamedTuple):
-    """Memory on the chip; first axes of 2 are double buffers, `rows` are as in the reference's Tile."""
-
-    q: Any  # [2, queries, heads, head_size]
-    k_new: Any  # [2, keys, kv_heads, head_size]
-    v_new: Any
-    k_pages: Any  # [2, block_pages, kv_heads, head_size, page_size]
-    v_pages: Any  # [2, block_pages, kv_heads, page_size, value_size]
-    q_rows: Any  # [kv_heads, parts, rows, part of head_size] float32; see `split_width`
-    k_rows: Any  # [kv_heads, parts, keys, part of head_size] float32
-    v_rows: Any  # [kv_heads, parts, keys, part of value_size] float32, 0 where no key is
-    out_rows: Any  # [kv_heads, parts, rows, part of value_size] float32
-    first_visible: Any  # [rows, 128], equal along the last axis
-    seen: Any  # [rows, keys] int32
-    maximum: Any  # [kv_heads, rows, 128] float32, equal along the last axis
-    total: Any
-    weighted: Any  # [kv_heads, rows, value_size] float32
-    by_head: Any  # [heads, value_size] float32
-    out: Any  # [queries, heads, value_size]
-    logsumexp: Any  # [queries, heads, 128] or None
-    inputs_arrived: Any  # [2, 3] semaphores: q, k_new, v_new
-    pages_arrived: Any  # [2, 2]: k, v
-    results_left: Any  # [2]: out, logsumexp
-
-
-class Tile(NamedTuple):
-    """Some queries of one lane; `lane` is the number of lanes behind the last tile, which is empty."""
-
-    lane: jax.Array
-    first: jax.Array  # number of its first query within the lane
-    count: jax.Array  # its queries
-    lowest: jax.Array  # the least first_visible
-    begin: jax.Array  # columns of the page table that it needs
-    end: jax.Array
 
 
 def attention_kernel(
@@ -99,447 +42,307 @@ def attention_kernel(
     """The whole call; `refs` are Scalars, then Arrays, Results and Scratch."""
     scalars = Scalars(*refs[: len(Scalars._fields)])
     arrays, *results, scratch = refs[len(Scalars._fields) :]
-    _Call(
-        scalars, arrays, Results(*results), scratch, tiling, operand, scale, softcap, values_by_feature
-    ).run()
+    run(Call(scalars, arrays, Results(*results), scratch, tiling, operand, scale, softcap, values_by_feature))
 
 
-class _Call:
-    """One traced call: its references and static sizes. Methods emit code; nothing is kept between them."""
+def run(call: Call) -> None:
+    first = describe(call, next_lane(call, jnp.int32(0)), jnp.int32(0))
+    start_inputs(call, first, 0)
 
-    def __init__(
-        self,
-        scalars: Scalars,
-        arrays: Arrays,
-        results: Results,
-        scratch: Scratch,
-        tiling: Tiling,
-        operand: jnp.dtype,
-        scale: float,
-        softcap: float | None,
-        values_by_feature: bool,
-    ) -> None:
-        self.scalars, self.arrays, self.results, self.scratch = scalars, arrays, results, scratch
-        self.tiling, self.operand, self.scale, self.softcap = tiling, operand, scale, softcap
-        self.lanes = scalars.page_table.shape[0]
-        self.num_queries = arrays.q.shape[0]
-        self.kv_heads, self.head_size, self.page_size = arrays.k_pool.shape[2:]
-        self.values_by_feature = values_by_feature
-        self.group = arrays.q.shape[1] // self.kv_heads
-        self.block = tiling.block_pages * self.page_size  # tokens
+    def more(state: tuple[jax.Array, ...]) -> jax.Array:
+        return state[0] < call.lanes
 
-    def run(self) -> None:
-        first = self.describe(self.next_lane(jnp.int32(0)), jnp.int32(0))
-        self.start_inputs(first, 0)
+    zero = jnp.int32(0)
+    # Tile, which of two buffers its inputs and its first block are in, whether that block is on its way,
+    # and how many rows of results are.
+    state = (*first, zero, zero, zero, zero)
+    *_, leaving = jax.lax.while_loop(
+        more, lambda state: compute_tile(call, Tile(*state[:6]), *state[6:]), state
+    )
+    await_results(call, leaving)
+    clear_padding(call)
 
-        def more(state: tuple[jax.Array, ...]) -> jax.Array:
-            return state[0] < self.lanes
 
-        zero = jnp.int32(0)
-        # Tile, which of two buffers its inputs and its first block are in, whether that block is on its way,
-        # and how many rows of results are.
-        state = (*first, zero, zero, zero, zero)
-        *_, leaving = jax.lax.while_loop(more, lambda state: self.tile(Tile(*state[:6]), *state[6:]), state)
-        self.await_results(leaving)
-        self.clear_padding()
+def compute_tile(
+    call: Call, tile: Tile, slot: jax.Array, page_slot: jax.Array, started: jax.Array, leaving: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Computes one tile and sends it off; returns the state for the next one."""
+    blocks = pl.cdiv(tile.end - tile.begin, call.tiling.block_pages)
 
-    def tile(
-        self, tile: Tile, slot: jax.Array, page_slot: jax.Array, started: jax.Array, leaving: jax.Array
-    ) -> tuple[jax.Array, ...]:
-        """Computes one tile and sends it off; returns the state for the next one."""
-        blocks = pl.cdiv(tile.end - tile.begin, self.tiling.block_pages)
+    @pl.when(started == 0)
+    def _() -> None:
+        page_copies(call, tile, tile.begin, page_slot, "start")
 
-        @pl.when(started == 0)
-        def _() -> None:
-            self.pages(tile, tile.begin, page_slot, "start")
+    following = describe(call, *tile_behind(call, tile))
+    start_inputs(call, following, 1 - slot)
+    input_copy(call, tile, "q", slot, tile.count).wait()
+    load_queries(call, tile, slot)
+    add_in_flight(call, tile, slot)
 
-        following = self.describe(*self.behind(tile))
-        self.start_inputs(following, 1 - slot)
-        self.copy(tile, "q", slot, tile.count).wait()
-        self.load_queries(tile, slot)
-        self.in_flight(tile, slot)
-
-        def add_block(b: jax.Array, _: None) -> None:
-            column = tile.begin + b * self.tiling.block_pages
-            here = (page_slot + b) % 2
-            last = b + 1 == blocks
-            ahead = Tile(*(jnp.where(last, new, old) for new, old in zip(following, tile, strict=True)))
-            self.pages(
-                ahead, jnp.where(last, following.begin, column + self.tiling.block_pages), 1 - here, "start"
-            )
-            self.pages(tile, column, here, "wait")
-            self.context_block(tile, column, here)
-
-        jax.lax.fori_loop(0, blocks, add_block, None)
-        self.await_results(leaving)
-        self.send(tile)
-        on_its_way = jnp.where(blocks > 0, 1, 0)
-        return (*following, 1 - slot, (page_slot + blocks) % 2, on_its_way, tile.count)
-
-    # Which tile comes when.
-
-    def next_lane(self, lane: jax.Array) -> jax.Array:
-        """The first lane from `lane` on that has queries; the number of lanes if none has."""
-
-        def empty(l: jax.Array) -> jax.Array:
-            return (l < self.lanes) & (self.length(self.scalars.query_offsets, l) == 0)
-
-        return jax.lax.while_loop(empty, lambda l: l + 1, lane)
-
-    def length(self, offsets: Any, lane: jax.Array) -> jax.Array:
-        lane = jnp.minimum(lane, self.lanes - 1)
-        return offsets[lane + 1] - offsets[lane]
-
-    def behind(self, tile: Tile) -> tuple[jax.Array, jax.Array]:
-        """Lane and first query of the next tile."""
-        first = tile.first + self.tiling.queries
-        more = first < self.length(self.scalars.query_offsets, tile.lane)
-        lane = self.next_lane(jnp.where(more, tile.lane, tile.lane + 1))
-        return lane, jnp.where(more, first, 0)
-
-    def describe(self, lane: jax.Array, first: jax.Array) -> Tile:
-        real = lane < self.lanes
-        bounded = jnp.minimum(lane, self.lanes - 1)
-        start = self.scalars.query_offsets[bounded] + first
-        count = jnp.minimum(self.tiling.queries, self.length(self.scalars.query_offsets, lane) - first)
-        count = jnp.where(real, count, 0)
-        lowest = jax.lax.fori_loop(
-            0,
-            count,
-            lambda i, low: jnp.minimum(low, self.scalars.first_visible[start + i]),
-            jnp.int32(_NEVER),
+    def add_block(b: jax.Array, _: None) -> None:
+        column = tile.begin + b * call.tiling.block_pages
+        here = (page_slot + b) % 2
+        last = b + 1 == blocks
+        ahead = Tile(*(jnp.where(last, new, old) for new, old in zip(following, tile, strict=True)))
+        page_copies(
+            call, ahead, jnp.where(last, following.begin, column + call.tiling.block_pages), 1 - here, "start"
         )
-        context = self.scalars.context_lengths[bounded]
-        some = real & (lowest < context)
-        begin = jnp.where(some, lowest // self.page_size, 0)
-        end = jnp.where(some, pl.cdiv(context, self.page_size), 0)
-        return Tile(lane=lane, first=first, count=count, lowest=lowest, begin=begin, end=end)
+        page_copies(call, tile, column, here, "wait")
+        add_context(call, tile, column, here)
 
-    def key_tiles(self, tile: Tile) -> tuple[jax.Array, jax.Array]:
-        """Which tiles of its lane's in-flight keys it may see."""
-        lane = jnp.minimum(tile.lane, self.lanes - 1)
-        keys = self.length(self.scalars.key_offsets, lane)
-        ahead = keys - self.length(self.scalars.query_offsets, lane)
-        causal = self.scalars.causal[lane] != 0
-        hidden = jnp.maximum(tile.lowest - self.scalars.context_lengths[lane], 0)
-        begin = jnp.where(causal, hidden, 0) // self.tiling.keys
-        seen = jnp.where(causal, jnp.clip(tile.first + tile.count + ahead, 0, keys), keys)
-        return begin, jnp.where(tile.count > 0, pl.cdiv(seen, self.tiling.keys), 0)
+    jax.lax.fori_loop(0, blocks, add_block, None)
+    await_results(call, leaving)
+    send(call, tile)
+    on_its_way = jnp.where(blocks > 0, 1, 0)
+    return (*following, 1 - slot, (page_slot + blocks) % 2, on_its_way, tile.count)
 
-    # Copies.
 
-    def copy(self, tile: Tile, name: str, slot: Any, count: jax.Array, key: Any = 0) -> Any:
-        """Of a tile's queries, or of its lane's in-flight keys from number `key` on."""
-        offsets = self.scalars.query_offsets if name == "q" else self.scalars.key_offsets
-        start = offsets[tile.lane] + (tile.first if name == "q" else key)
-        return pltpu.make_async_copy(
-            getattr(self.arrays, name).at[pl.ds(start, count)],
-            getattr(self.scratch, name).at[slot, pl.ds(0, count)],
-            self.scratch.inputs_arrived.at[slot, ("q", "k_new", "v_new").index(name)],
-        )
+def for_heads(call: Call, together: int, body: Callable[[Any], None]) -> None:
+    """Runs `body` for every kv head, so many at a time."""
 
-    def key_copies(self, tile: Tile, key_tile: jax.Array, slot: Any) -> list[Any]:
-        key = key_tile * self.tiling.keys
-        count = jnp.minimum(self.length(self.scalars.key_offsets, tile.lane) - key, self.tiling.keys)
-        return [self.copy(tile, name, slot, count, key) for name in ("k_new", "v_new")]
+    def some(i: Any, _: None) -> None:
+        for h in range(together):
+            body(i * together + h)
 
-    def start_inputs(self, tile: Tile, slot: Any) -> None:
-        begin, end = self.key_tiles(tile)
+    if together == call.kv_heads:
+        some(0, None)
+    else:
+        jax.lax.fori_loop(0, call.kv_heads // together, some, None)
 
-        @pl.when(tile.count > 0)
+
+def load_queries(call: Call, tile: Tile, slot: Any) -> None:
+    """Sorts a tile's queries by kv head, and starts its softmax."""
+    scratch, group = call.scratch, call.group
+    start = call.scalars.query_offsets[tile.lane] + tile.first
+    if call.arrays.sinks is None:
+        scratch.maximum[...] = jnp.full_like(scratch.maximum, _LOWEST)
+        scratch.total[...] = jnp.zeros_like(scratch.total)
+    else:  # a key with the sink's logit and no value, seen before all others
+        scratch.total[...] = jnp.ones_like(scratch.total)
+    scratch.weighted[...] = jnp.zeros_like(scratch.weighted)
+
+    def load(i: jax.Array, _: None) -> None:
+        rows = pl.ds(i * group, group)
+        q = scratch.q[slot, i].astype(jnp.float32)
+        for h in range(call.kv_heads):
+            heads = slice(h * group, (h + 1) * group)
+            store_parts(scratch.q_rows, h, rows, q[heads])
+            if call.arrays.sinks is not None:
+                scratch.maximum[h, rows, :] = call.arrays.sinks[heads, :]
+        first = call.scalars.first_visible[start + i]
+        scratch.first_visible[rows, :] = jnp.full((group, LANES), first, jnp.int32)
+
+    jax.lax.fori_loop(0, tile.count, load, None)
+
+
+def add_in_flight(call: Call, tile: Tile, slot: Any) -> None:
+    """Takes in the in-flight keys."""
+    begin, end = key_tiles(call, tile)
+
+    def add(key_tile: jax.Array, _: None) -> None:
+        copies = key_copies(call, tile, key_tile, slot)
+
+        @pl.when(key_tile > begin)
         def _() -> None:
-            self.copy(tile, "q", slot, tile.count).start()
-
-        @pl.when(begin < end)
-        def _() -> None:
-            for copy in self.key_copies(tile, begin, slot):
-                copy.start()
-
-    def pages(self, tile: Tile, column: jax.Array, slot: Any, action: str) -> None:
-        """Starts or awaits the copies of a block's pages, those up to the tile's end."""
-
-        def one(p: jax.Array, _: None) -> None:
-            page = self.scalars.page_table[tile.lane, column + p] if action == "start" else 0
-            for kind, pool, buffer in (
-                (0, self.arrays.k_pool, self.scratch.k_pages),
-                (1, self.arrays.v_pool, self.scratch.v_pages),
-            ):
-                arrived = self.scratch.pages_arrived.at[slot, kind]
-                copy = pltpu.make_async_copy(
-                    pool.at[self.scalars.layer[0], page], buffer.at[slot, p], arrived
-                )
-                getattr(copy, action)()
-
-        jax.lax.fori_loop(0, jnp.clip(tile.end - column, 0, self.tiling.block_pages), one, None)
-
-    def result_copies(self, row: Any, count: jax.Array) -> list[Any]:
-        pairs = [(self.scratch.out, self.results.out), (self.scratch.logsumexp, self.results.logsumexp)]
-        return [
-            pltpu.make_async_copy(
-                source.at[pl.ds(0, count)],
-                target.at[pl.ds(row, count)],
-                self.scratch.results_left.at[i],
-            )
-            for i, (source, target) in enumerate(pairs)
-            if source is not None
-        ]
-
-    def await_results(self, count: jax.Array) -> None:
-        @pl.when(count > 0)
-        def _() -> None:
-            for copy in self.result_copies(0, count):
-                copy.wait()
-
-    def clear_padding(self) -> None:
-        """Queries that no lane owns get 0, and a log-sum-exp of -inf."""
-        owned = self.scalars.query_offsets[self.lanes]
-        self.scratch.out[...] = jnp.zeros_like(self.scratch.out)
-        if self.scratch.logsumexp is not None:
-            self.scratch.logsumexp[...] = jnp.full_like(self.scratch.logsumexp, -jnp.inf)
-
-        def clear(i: jax.Array, _: None) -> None:
-            row = owned + i * self.tiling.queries
-            count = jnp.minimum(self.num_queries - row, self.tiling.queries)
-            for copy in self.result_copies(row, count):
-                copy.start()
-                copy.wait()
-
-        jax.lax.fori_loop(0, pl.cdiv(self.num_queries - owned, self.tiling.queries), clear, None)
-
-    # Mathematics.
-
-    def for_heads(self, together: int, body: Callable[[Any], None]) -> None:
-        """Runs `body` for every kv head, so many at a time."""
-
-        def some(i: Any, _: None) -> None:
-            for h in range(together):
-                body(i * together + h)
-
-        if together == self.kv_heads:
-            some(0, None)
-        else:
-            jax.lax.fori_loop(0, self.kv_heads // together, some, None)
-
-    def load_queries(self, tile: Tile, slot: Any) -> None:
-        """Sorts a tile's queries by kv head, and starts its softmax."""
-        scratch, group = self.scratch, self.group
-        start = self.scalars.query_offsets[tile.lane] + tile.first
-        if self.arrays.sinks is None:
-            scratch.maximum[...] = jnp.full_like(scratch.maximum, _LOWEST)
-            scratch.total[...] = jnp.zeros_like(scratch.total)
-        else:  # a key with the sink's logit and no value, seen before all others
-            scratch.total[...] = jnp.ones_like(scratch.total)
-        scratch.weighted[...] = jnp.zeros_like(scratch.weighted)
-
-        def load(i: jax.Array, _: None) -> None:
-            rows = pl.ds(i * group, group)
-            q = scratch.q[slot, i].astype(jnp.float32)
-            for h in range(self.kv_heads):
-                heads = slice(h * group, (h + 1) * group)
-                store_parts(scratch.q_rows, h, rows, q[heads])
-                if self.arrays.sinks is not None:
-                    scratch.maximum[h, rows, :] = self.arrays.sinks[heads, :]
-            first = self.scalars.first_visible[start + i]
-            scratch.first_visible[rows, :] = jnp.full((group, LANES), first, jnp.int32)
-
-        jax.lax.fori_loop(0, tile.count, load, None)
-
-    def in_flight(self, tile: Tile, slot: Any) -> None:
-        """Takes in the in-flight keys."""
-        begin, end = self.key_tiles(tile)
-
-        def add(key_tile: jax.Array, _: None) -> None:
-            copies = self.key_copies(tile, key_tile, slot)
-
-            @pl.when(key_tile > begin)
-            def _() -> None:
-                for copy in copies:
-                    copy.start()
-
             for copy in copies:
-                copy.wait()
-            self.load_keys(tile, key_tile, slot)
-            self.mark_seen(tile, key_tile)
-            seen = self.scratch.seen[...] != 0
+                copy.start()
 
-            def head(h: Any) -> None:
-                k = load_parts(self.scratch.k_rows, h).astype(self.operand)
-                scores = self.product(self.queries(h), k, (((1,), (1,)), ((), ())))
-                self.add(
-                    h,
-                    jnp.where(seen, self.cap(scores), -jnp.inf),
-                    [load_parts(self.scratch.v_rows, h)],
-                    token_axis=0,
-                )
-
-            self.for_heads(self.tiling.in_flight_heads, head)
-
-        jax.lax.fori_loop(begin, end, add, None)
-
-    def load_keys(self, tile: Tile, key_tile: jax.Array, slot: Any) -> None:
-        """Sorts a tile of in-flight keys and values by kv head."""
-        scratch = self.scratch
-        count = self.length(self.scalars.key_offsets, tile.lane) - key_tile * self.tiling.keys
-
-        def clear(h: jax.Array, _: None) -> None:  # 0 * NaN would be NaN
-            scratch.v_rows[h] = jnp.zeros_like(scratch.v_rows[h])
-
-        jax.lax.fori_loop(0, self.kv_heads, clear, None)
-
-        def load(j: jax.Array, _: None) -> None:
-            k = scratch.k_new[slot, j].astype(jnp.float32)
-            v = scratch.v_new[slot, j].astype(jnp.float32)
-            for h in range(self.kv_heads):
-                store_parts(scratch.k_rows, h, pl.ds(j, 1), k[h : h + 1])
-                store_parts(scratch.v_rows, h, pl.ds(j, 1), v[h : h + 1])
-
-        jax.lax.fori_loop(0, jnp.minimum(count, self.tiling.keys), load, None)
-
-    def mark_seen(self, tile: Tile, key_tile: jax.Array) -> None:
-        """Which in-flight keys of this tile of them each query sees."""
-        scalars, width = self.scalars, self.tiling.keys
-        keys = self.length(scalars.key_offsets, tile.lane)
-        ahead = keys - self.length(scalars.query_offsets, tile.lane)
-        context = scalars.context_lengths[tile.lane]
-        causal = scalars.causal[tile.lane] != 0
-        start = scalars.query_offsets[tile.lane] + tile.first
-        within = jax.lax.broadcasted_iota(jnp.int32, (1, width), 1)
-        key = key_tile * width + within
-
-        def mark(i: jax.Array, _: None) -> None:
-            seen = (key <= tile.first + i + ahead) & (context + key >= scalars.first_visible[start + i])
-            if self.arrays.visible is not None:
-                word = self.word(start + i, key_tile, within)
-                bit = jax.lax.shift_right_logical(word, within % 32) & 1
-                seen = jnp.where(causal, seen.astype(jnp.int32), bit) != 0
-            row = jnp.where(seen & (key < keys), 1, 0)
-            rows = pl.ds(i * self.group, self.group)
-            self.scratch.seen[rows, :] = jnp.broadcast_to(row, (self.group, width))
-
-        jax.lax.fori_loop(0, tile.count, mark, None)
-
-    def word(self, query: jax.Array, key_tile: jax.Array, within: jax.Array) -> jax.Array:
-        """The word of `visible` that holds each key's bit: [1, keys]."""
-        row = self.arrays.visible[pl.ds(query, 1), :]
-        num_words, per_tile = row.shape[1], self.tiling.keys // 32
-        word = jnp.zeros_like(within)
-        for w in range(per_tile):
-            if num_words <= per_tile:  # one tile holds all keys
-                value = row[:, w : w + 1] if w < num_words else jnp.zeros((1, 1), jnp.int32)
-            else:
-                number = jax.lax.broadcasted_iota(jnp.int32, (1, num_words), 1)
-                chosen = jnp.where(number == key_tile * per_tile + w, row, 0)
-                value = jnp.sum(chosen, axis=1, keepdims=True)
-            word = jnp.where(within // 32 == w, value, word)
-        return word
-
-    def context_block(self, tile: Tile, column: jax.Array, slot: Any) -> None:
-        """Takes in one block of the context."""
-        scratch, pages = self.scratch, self.tiling.block_pages
-        context = self.scalars.context_lengths[tile.lane]
-        position = column * self.page_size
-
-        @pl.when((position < tile.lowest) | (position + self.block > context))
-        def _() -> None:
-            self.clear_values(tile, position, slot)
-
-        key = position + jax.lax.broadcasted_iota(jnp.int32, (1, self.block), 1)
-        seen = (key >= scratch.first_visible[:, :1]) & (key < context)
+        for copy in copies:
+            copy.wait()
+        load_keys(call, tile, key_tile, slot)
+        mark_seen(call, tile, key_tile)
+        seen = call.scratch.seen[...] != 0
 
         def head(h: Any) -> None:
-            q = self.queries(h)
-            scores = [
-                self.product(q, self.stored(scratch.k_pages, slot, p, h), (((1,), (0,)), ((), ())))
-                for p in range(pages)
-            ]
-            scores = jnp.concatenate(scores, axis=1) if pages > 1 else scores[0]
-            values = [self.stored(scratch.v_pages, slot, p, h) for p in range(pages)]
-            token_axis = int(self.values_by_feature)
-            self.add(h, jnp.where(seen, self.cap(scores), -jnp.inf), values, token_axis)
-
-        self.for_heads(self.tiling.context_heads, head)
-
-    def clear_values(self, tile: Tile, position: jax.Array, slot: Any) -> None:
-        """Zeros the values of a block that are not held: a weight of 0 times NaN would be NaN."""
-        context = self.scalars.context_lengths[tile.lane]
-        shape = self.scratch.v_pages.shape[3:]
-
-        def clear(i: jax.Array, _: None) -> None:
-            p, h = i // self.kv_heads, i % self.kv_heads
-            within = jax.lax.broadcasted_iota(jnp.int32, shape, int(self.values_by_feature))
-            row = position + p * self.page_size + within
-            values = self.scratch.v_pages[slot, p, h]
-            held = (row >= tile.lowest) & (row < context)
-            self.scratch.v_pages[slot, p, h] = jnp.where(held, values, jnp.zeros_like(values))
-
-        jax.lax.fori_loop(0, self.tiling.block_pages * self.kv_heads, clear, None)
-
-    def queries(self, h: Any) -> jax.Array:
-        return load_parts(self.scratch.q_rows, h).astype(self.operand)
-
-    def stored(self, buffer: Any, slot: Any, page: int, h: Any) -> jax.Array:
-        """A page's keys or values of one head, as operands."""
-        values = buffer[slot, page, h]
-        if values.dtype == jnp.uint16:
-            values = pltpu.bitcast(values, jnp.bfloat16)
-        return values.astype(self.operand)
-
-    def product(self, left: jax.Array, right: jax.Array, dimensions: Any) -> jax.Array:
-        precision = "highest" if self.operand == jnp.float32 else None
-        return jax.lax.dot_general(
-            left, right, dimensions, precision=precision, preferred_element_type=jnp.float32
-        )
-
-    def cap(self, scores: jax.Array) -> jax.Array:
-        scores = scores * self.scale
-        return scores if self.softcap is None else self.softcap * jnp.tanh(scores / self.softcap)
-
-    def add(self, h: Any, scores: jax.Array, values: list[jax.Array], token_axis: int) -> None:
-        """Goes on with a head's softmax; `values` are in parts along the keys."""
-        scratch = self.scratch
-        before = scratch.maximum[h]
-        maximum = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
-        weights = jnp.exp(scores - maximum[:, :1])
-        decay = jnp.exp(before - maximum)
-        scratch.maximum[h] = maximum
-        scratch.total[h] = scratch.total[h] * decay + jnp.sum(weights, axis=1, keepdims=True)
-        weighted = scratch.weighted[h] * decay[:, :1]
-        weights = weights.astype(self.operand)
-        start = 0
-        for part in values:
-            stop = start + part.shape[token_axis]
-            weighted += self.product(
-                weights[:, start:stop], part.astype(self.operand), (((1,), (token_axis,)), ((), ()))
+            k = load_parts(call.scratch.k_rows, h).astype(call.operand)
+            scores = product(call, query_rows(call, h), k, (((1,), (1,)), ((), ())))
+            add_block(
+                call,
+                h,
+                jnp.where(seen, capped(call, scores), -jnp.inf),
+                [load_parts(call.scratch.v_rows, h)],
+                token_axis=0,
             )
-            start = stop
-        scratch.weighted[h] = weighted
 
-    def send(self, tile: Tile) -> None:
-        """Normalises a tile, sorts it by query, and starts its way back."""
-        scratch, group = self.scratch, self.group
+        for_heads(call, call.tiling.in_flight_heads, head)
 
-        def normalise(h: jax.Array, _: None) -> None:
-            total = scratch.total[h]
-            seen = total != 0
-            divisor = jnp.where(seen, total, 1)
-            out = scratch.weighted[h] / divisor[:, :1]
-            store_parts(scratch.out_rows, h, slice(None), jnp.where(seen[:, :1], out, 0))
+    jax.lax.fori_loop(begin, end, add, None)
+
+
+def load_keys(call: Call, tile: Tile, key_tile: jax.Array, slot: Any) -> None:
+    """Sorts a tile of in-flight keys and values by kv head."""
+    scratch = call.scratch
+    count = lane_length(call, call.scalars.key_offsets, tile.lane) - key_tile * call.tiling.keys
+
+    def clear(h: jax.Array, _: None) -> None:  # 0 * NaN would be NaN
+        scratch.v_rows[h] = jnp.zeros_like(scratch.v_rows[h])
+
+    jax.lax.fori_loop(0, call.kv_heads, clear, None)
+
+    def load(j: jax.Array, _: None) -> None:
+        k = scratch.k_new[slot, j].astype(jnp.float32)
+        v = scratch.v_new[slot, j].astype(jnp.float32)
+        for h in range(call.kv_heads):
+            store_parts(scratch.k_rows, h, pl.ds(j, 1), k[h : h + 1])
+            store_parts(scratch.v_rows, h, pl.ds(j, 1), v[h : h + 1])
+
+    jax.lax.fori_loop(0, jnp.minimum(count, call.tiling.keys), load, None)
+
+
+def mark_seen(call: Call, tile: Tile, key_tile: jax.Array) -> None:
+    """Which in-flight keys of this tile of them each query sees."""
+    scalars, width = call.scalars, call.tiling.keys
+    keys = lane_length(call, scalars.key_offsets, tile.lane)
+    ahead = keys - lane_length(call, scalars.query_offsets, tile.lane)
+    context = scalars.context_lengths[tile.lane]
+    causal = scalars.causal[tile.lane] != 0
+    start = scalars.query_offsets[tile.lane] + tile.first
+    within = jax.lax.broadcasted_iota(jnp.int32, (1, width), 1)
+    key = key_tile * width + within
+
+    def mark(i: jax.Array, _: None) -> None:
+        seen = (key <= tile.first + i + ahead) & (context + key >= scalars.first_visible[start + i])
+        if call.arrays.visible is not None:
+            word = visible_word(call, start + i, key_tile, within)
+            bit = jax.lax.shift_right_logical(word, within % 32) & 1
+            seen = jnp.where(causal, seen.astype(jnp.int32), bit) != 0
+        row = jnp.where(seen & (key < keys), 1, 0)
+        rows = pl.ds(i * call.group, call.group)
+        call.scratch.seen[rows, :] = jnp.broadcast_to(row, (call.group, width))
+
+    jax.lax.fori_loop(0, tile.count, mark, None)
+
+
+def visible_word(call: Call, query: jax.Array, key_tile: jax.Array, within: jax.Array) -> jax.Array:
+    """The word of `visible` that holds each key's bit: [1, keys]."""
+    row = call.arrays.visible[pl.ds(query, 1), :]
+    num_words, per_tile = row.shape[1], call.tiling.keys // 32
+    word = jnp.zeros_like(within)
+    for w in range(per_tile):
+        if num_words <= per_tile:  # one tile holds all keys
+            value = row[:, w : w + 1] if w < num_words else jnp.zeros((1, 1), jnp.int32)
+        else:
+            number = jax.lax.broadcasted_iota(jnp.int32, (1, num_words), 1)
+            chosen = jnp.where(number == key_tile * per_tile + w, row, 0)
+            value = jnp.sum(chosen, axis=1, keepdims=True)
+        word = jnp.where(within // 32 == w, value, word)
+    return word
+
+
+def add_context(call: Call, tile: Tile, column: jax.Array, slot: Any) -> None:
+    """Takes in one block of the context."""
+    scratch, pages = call.scratch, call.tiling.block_pages
+    context = call.scalars.context_lengths[tile.lane]
+    position = column * call.page_size
+
+    @pl.when((position < tile.lowest) | (position + call.block > context))
+    def _() -> None:
+        clear_values(call, tile, position, slot)
+
+    key = position + jax.lax.broadcasted_iota(jnp.int32, (1, call.block), 1)
+    seen = (key >= scratch.first_visible[:, :1]) & (key < context)
+
+    def head(h: Any) -> None:
+        q = query_rows(call, h)
+        scores = [
+            product(call, q, stored_operand(call, scratch.k_pages, slot, p, h), (((1,), (0,)), ((), ())))
+            for p in range(pages)
+        ]
+        scores = jnp.concatenate(scores, axis=1) if pages > 1 else scores[0]
+        values = [stored_operand(call, scratch.v_pages, slot, p, h) for p in range(pages)]
+        token_axis = int(call.values_by_feature)
+        add_block(call, h, jnp.where(seen, capped(call, scores), -jnp.inf), values, token_axis)
+
+    for_heads(call, call.tiling.context_heads, head)
+
+
+def clear_values(call: Call, tile: Tile, position: jax.Array, slot: Any) -> None:
+    """Zeros the values of a block that are not held: a weight of 0 times NaN would be NaN."""
+    context = call.scalars.context_lengths[tile.lane]
+    shape = call.scratch.v_pages.shape[3:]
+
+    def clear(i: jax.Array, _: None) -> None:
+        p, h = i // call.kv_heads, i % call.kv_heads
+        within = jax.lax.broadcasted_iota(jnp.int32, shape, int(call.values_by_feature))
+        row = position + p * call.page_size + within
+        values = call.scratch.v_pages[slot, p, h]
+        held = (row >= tile.lowest) & (row < context)
+        call.scratch.v_pages[slot, p, h] = jnp.where(held, values, jnp.zeros_like(values))
+
+    jax.lax.fori_loop(0, call.tiling.block_pages * call.kv_heads, clear, None)
+
+
+def query_rows(call: Call, h: Any) -> jax.Array:
+    return load_parts(call.scratch.q_rows, h).astype(call.operand)
+
+
+def stored_operand(call: Call, buffer: Any, slot: Any, page: int, h: Any) -> jax.Array:
+    """A page's keys or values of one head, as operands."""
+    values = buffer[slot, page, h]
+    if values.dtype == jnp.uint16:
+        values = pltpu.bitcast(values, jnp.bfloat16)
+    return values.astype(call.operand)
+
+
+def product(call: Call, left: jax.Array, right: jax.Array, dimensions: Any) -> jax.Array:
+    precision = "highest" if call.operand == jnp.float32 else None
+    return jax.lax.dot_general(
+        left, right, dimensions, precision=precision, preferred_element_type=jnp.float32
+    )
+
+
+def capped(call: Call, scores: jax.Array) -> jax.Array:
+    scores = scores * call.scale
+    return scores if call.softcap is None else call.softcap * jnp.tanh(scores / call.softcap)
+
+
+def add_block(call: Call, h: Any, scores: jax.Array, values: list[jax.Array], token_axis: int) -> None:
+    """Goes on with a head's softmax; `values` are in parts along the keys."""
+    scratch = call.scratch
+    before = scratch.maximum[h]
+    maximum = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+    weights = jnp.exp(scores - maximum[:, :1])
+    decay = jnp.exp(before - maximum)
+    scratch.maximum[h] = maximum
+    scratch.total[h] = scratch.total[h] * decay + jnp.sum(weights, axis=1, keepdims=True)
+    weighted = scratch.weighted[h] * decay[:, :1]
+    weights = weights.astype(call.operand)
+    start = 0
+    for part in values:
+        stop = start + part.shape[token_axis]
+        weighted += product(
+            call, weights[:, start:stop], part.astype(call.operand), (((1,), (token_axis,)), ((), ()))
+        )
+        start = stop
+    scratch.weighted[h] = weighted
+
+
+def send(call: Call, tile: Tile) -> None:
+    """Normalises a tile, sorts it by query, and starts its way back."""
+    scratch, group = call.scratch, call.group
+
+    def normalise(h: jax.Array, _: None) -> None:
+        total = scratch.total[h]
+        seen = total != 0
+        divisor = jnp.where(seen, total, 1)
+        out = scratch.weighted[h] / divisor[:, :1]
+        store_parts(scratch.out_rows, h, slice(None), jnp.where(seen[:, :1], out, 0))
+        if scratch.logsumexp is not None:
+            scratch.maximum[h] = jnp.where(seen, scratch.maximum[h] + jnp.log(divisor), -jnp.inf)
+
+    jax.lax.fori_loop(0, call.kv_heads, normalise, None)
+
+    def store(i: jax.Array, _: None) -> None:
+        rows = pl.ds(i * group, group)
+        for h in range(call.kv_heads):
+            heads = pl.ds(h * group, group)
+            out = [scratch.out_rows[h, part, rows, :] for part in range(scratch.out_rows.shape[1])]
+            scratch.by_head[heads, :] = joined(out)
             if scratch.logsumexp is not None:
-                scratch.maximum[h] = jnp.where(seen, scratch.maximum[h] + jnp.log(divisor), -jnp.inf)
+                scratch.logsumexp[i, heads, :] = scratch.maximum[h, rows, :]
+        scratch.out[i] = scratch.by_head[...].astype(scratch.out.dtype)
 
-        jax.lax.fori_loop(0, self.kv_heads, normalise, None)
-
-        def store(i: jax.Array, _: None) -> None:
-            rows = pl.ds(i * group, group)
-            for h in range(self.kv_heads):
-                heads = pl.ds(h * group, group)
-                out = [scratch.out_rows[h, part, rows, :] for part in range(scratch.out_rows.shape[1])]
-                scratch.by_head[heads, :] = joined(out)
-                if scratch.logsumexp is not None:
-                    scratch.logsumexp[i, heads, :] = scratch.maximum[h, rows, :]
-            scratch.out[i] = scratch.by_head[...].astype(scratch.out.dtype)
-
-        jax.lax.fori_loop(0, tile.count, store, None)
-        row = self.scalars.query_offsets[tile.lane] + tile.first
-        for copy in self.result_copies(row, tile.count):
-            copy.start()
+    jax.lax.fori_loop(0, tile.count, store, None)
+    row = call.scalars.query_offsets[tile.lane] + tile.first
+    for copy in result_copies(call, row, tile.count):
+        copy.start()
