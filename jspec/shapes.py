@@ -111,6 +111,18 @@ class CompiledRound:
             if self.kind == "execute":
                 return mesh, executed, (models, round_.nodes, state.cache, lanes), ()
             made = jax.eval_shape(executed, models, round_.nodes, state.cache, lanes)
+        # As the compiler splits what execute returns.
+        by_leaf = {2: PartitionSpec(None, "tensor"), 4: PartitionSpec(None, None, "tensor")}
+        logits, pending = (
+            jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(
+                    leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, by_leaf[leaf.ndim])
+                ),
+                part,
+            )
+            for part in (made.logits, made.pending)
+        )
+        made = dataclasses.replace(made, logits=logits, pending=pending)
         return mesh, settled, (state, models, round_, made, lanes), (0,)
 
     def _state(self, method: Method, models: Models, mesh: Mesh) -> State:

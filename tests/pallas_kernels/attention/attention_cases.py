@@ -1,6 +1,8 @@
 """Calls of attend over drawn lengths, pages and masks, with NaN wherever nothing may be read."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +63,8 @@ class Case:
     """The arguments of one call, all padding NaN or absurd, and what each lane really holds."""
 
     shape: Shape
-    arguments: tuple  # q, k, v, pages, layer, sight, sinks
+    # To q, k, v, pages, layer, sight, sinks: made outside of Hypothesis's drawing, in which nothing may compile.
+    arguments: Callable[[], tuple]
     lanes: list[Lane]
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +74,7 @@ class Case:
         start = 0
         for lane in self.lanes:
             stop = start + len(lane.q)
-            sinks = None if self.arguments[-1] is None else np.asarray(self.arguments[-1])
+            sinks = None if self.arguments()[-1] is None else np.asarray(self.arguments()[-1])
             out[start:stop], logsumexp[start:stop] = dense(
                 lane, scale=self.shape.scale, softcap=self.shape.softcap, sinks=sinks
             )
@@ -150,31 +153,38 @@ def cases(draw, shapes: list[Shape]) -> Case:
             np.concatenate([joined, np.full((rows - len(joined), *joined.shape[1:]), padding, dtype)])
         )
 
-    pages = write(
-        nan_pool(shape, num_pages),
-        *(jnp.asarray(rows, shape.dtype) for rows in committed),
-        jnp.asarray(path),
-        jnp.asarray(table),
-        jnp.zeros(shape.lanes, jnp.int32),
-    )
-    sight = Sight(
-        query_offsets=jnp.asarray(np.cumsum([0, *num_queries]), jnp.int32),
-        key_offsets=jnp.asarray(np.cumsum([0, *num_keys]), jnp.int32),
-        page_table=jnp.asarray(table),
-        context_lengths=jnp.asarray(contexts, jnp.int32),
-        first_visible=packed(firsts, shape.queries, -7, np.int32),
-        causal=jnp.asarray(causal),
-        visible=packed(words, shape.queries, -1, np.int32),
-        max_queries=shape.max_queries,
-        max_keys=shape.max_keys,
-    )
-    arguments = (
-        packed([lane.q for lane in lanes], shape.queries, np.nan, jnp.dtype(shape.dtype)),
-        packed([lane.k for lane in lanes], shape.keys, np.nan, jnp.dtype(shape.dtype)),
-        packed([lane.v for lane in lanes], shape.keys, np.nan, jnp.dtype(shape.dtype)),
-        pages,
-        LAYER,
-        sight,
-        jnp.asarray(normal(shape.kv_heads * shape.group)) if shape.sinks else None,
-    )
+    sinks = normal(shape.kv_heads * shape.group) if shape.sinks else None
+
+    @functools.cache
+    def arguments() -> tuple:
+        pages = write(
+            nan_pool(shape, num_pages),
+            *(jnp.asarray(rows, shape.dtype) for rows in committed),
+            jnp.asarray(path),
+            jnp.asarray(table),
+            jnp.zeros(shape.lanes, jnp.int32),
+        )
+        sight = Sight(
+            query_offsets=jnp.asarray(np.cumsum([0, *num_queries]), jnp.int32),
+            key_offsets=jnp.asarray(np.cumsum([0, *num_keys]), jnp.int32),
+            page_table=jnp.asarray(table),
+            context_lengths=jnp.asarray(contexts, jnp.int32),
+            first_visible=packed(firsts, shape.queries, -7, np.int32),
+            causal=jnp.asarray(causal),
+            visible=packed(words, shape.queries, -1, np.int32),
+            max_queries=shape.max_queries,
+            max_keys=shape.max_keys,
+        )
+        made = (
+            packed([lane.q for lane in lanes], shape.queries, np.nan, jnp.dtype(shape.dtype)),
+            packed([lane.k for lane in lanes], shape.keys, np.nan, jnp.dtype(shape.dtype)),
+            packed([lane.v for lane in lanes], shape.keys, np.nan, jnp.dtype(shape.dtype)),
+            pages,
+            LAYER,
+            sight,
+            None if sinks is None else jnp.asarray(sinks),
+        )
+        # Interpret mode calls back to Python: what it waits for must not wait for a thread that it holds.
+        return jax.block_until_ready(made)
+
     return Case(shape=shape, arguments=arguments, lanes=lanes)

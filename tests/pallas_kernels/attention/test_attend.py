@@ -61,7 +61,7 @@ def program(shape: Shape):
 @settings(max_examples=120, deadline=None)
 @given(cases(SHAPES))
 def test_equals_dense_softmax_and_nothing_of_the_padding_leaks(case: Case):
-    for got, expected in zip(program(case.shape)(*case.arguments), case.expected(), strict=True):
+    for got, expected in zip(program(case.shape)(*case.arguments()), case.expected(), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 

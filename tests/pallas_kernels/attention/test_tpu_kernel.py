@@ -56,7 +56,7 @@ def program(shape: Shape, races: bool):
 
 def check(case: Case, races: bool) -> None:
     tolerance = 2e-2 if case.shape.dtype == "bfloat16" else 1e-4
-    got = program(case.shape, races)(*case.arguments)
+    got = program(case.shape, races)(*case.arguments())
     for result, expected in zip(got, case.expected(), strict=True):
         np.testing.assert_allclose(
             np.asarray(result, np.float32), expected, rtol=tolerance, atol=tolerance / 2
