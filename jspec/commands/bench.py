@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from jspec.bench.calls import CALLS
 from jspec.bench.costs import best_draft_length, round_costs
 from jspec.bench.measure import measure
 from jspec.bench.prompts import PROMPTS, read_prompts
@@ -37,7 +38,9 @@ def bench(
         ),
     ] = None,
     dtype: Dtype = "float32",
-    task: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PROMPTS)}; default all.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(PROMPTS)}, calls; default all.")
+    ] = None,
     prompts: Annotated[Path | None, typer.Option(help='JSON Lines with "prompt" and "task" instead.')] = None,
     max_tokens: Annotated[int, typer.Option()] = 96,
     temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
@@ -82,14 +85,16 @@ def bench(
         raise ValueError(
             f"json: expected a file in a folder that exists, got {str(output)!r}; check the path"
         )
-    tasks = PROMPTS if prompts is None else read_prompts(prompts)
+    texts = PROMPTS if prompts is None else read_prompts(prompts)
+    tasks = {name: [[{"role": "user", "content": text}] for text in some] for name, some in texts.items()}
+    if prompts is None:
+        tasks["calls"] = list(CALLS)
     unknown = set(task or ()) - set(tasks)
     if unknown:
         raise ValueError(
             f"task: expected some of {', '.join(tasks)}, got {', '.join(sorted(unknown))}; pick from these"
         )
-    chosen = {name: texts for name, texts in tasks.items() if not task or name in task}
-    chats = {name: [[{"role": "user", "content": text}] for text in texts] for name, texts in chosen.items()}
+    chats = {name: some for name, some in tasks.items() if not task or name in task}
     with console.status("loading the model") as status:
         plain = load(
             model,
@@ -124,7 +129,7 @@ def bench(
             measured = round_costs(engine_for, prompt, (1, 2, 3, 5, 7))
     console.print(measurement_table(measurements))
     console.print(round_table(measurements))
-    for name in chosen:
+    for name in chats:
         best = max((m for m in measurements if m.task == name), key=lambda m: m.ratio)
         console.print(f"{name}: fastest {best.variant} ({best.ratio:.2f}x of plain)")
     for m in measurements:
