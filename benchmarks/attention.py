@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.attention.api import attend
-from pallas_kernels.attention.pages import Pages, allocate, commit_rows
+from pallas_kernels.attention.pages import Pages, allocate
 from pallas_kernels.attention.shapes import DECODE, PREFILL, AttentionShape
 from pallas_kernels.attention.sight import Sight, causal_sight
+from pallas_kernels.commit.api import commit_rows
 
 LAYERS = 30
 PAGE_SIZES = (64, 128, 256)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.pages import Pages, allocate, commit_rows
+from jspec.heads import commit_rows
+from pallas_kernels.attention.pages import Pages, allocate
 from pallas_kernels.pytree import pytree
 
 

@@ -24,6 +24,7 @@ EXTENDED_MODULES = {
     "test_trees",
     "test_schedule_commands",
     "test_simulate",
+    "test_compiled_rounds",
     "test_depth_samples",
     "test_eagle3_objective",
     "test_live_chunks",

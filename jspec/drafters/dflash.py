@@ -16,6 +16,7 @@ from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, draft_logits, pag
 from jspec.drafters.head_columns import head_columns
 from jspec.drafters.protocol import Committed, Text
 from jspec.features import layer_outputs
+from jspec.heads import commit_rows
 from jspec.net import Leaf, Params, net_of
 from jspec.round import OneHot, Proposal
 from jspec.sampling import SamplingTable
@@ -23,7 +24,7 @@ from jspec.slots import rows_of
 from jspec.targets.layers import project_float32
 from jspec.targets.view import TargetView
 from jspec.vocabulary import argmax
-from pallas_kernels.attention.pages import Pages, allocate, commit_rows
+from pallas_kernels.attention.pages import Pages, allocate
 from pallas_kernels.pytree import pytree
 
 

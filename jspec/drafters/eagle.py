@@ -17,6 +17,7 @@ from jspec.drafters.head_columns import head_columns
 from jspec.drafters.protocol import Committed, Text
 from jspec.drafters.tree import Ranked
 from jspec.drafters.tree_shape import TreeShape, chain_shape
+from jspec.heads import commit_rows
 from jspec.net import Params
 from jspec.round import Proposal
 from jspec.sampling import SamplingTable
@@ -24,7 +25,7 @@ from jspec.slots import rows_of, slots_of
 from jspec.targets.config import LayerKind
 from jspec.targets.layers import paged_layers, project_float32
 from jspec.targets.view import TargetView
-from pallas_kernels.attention.pages import Pages, allocate, commit_rows
+from pallas_kernels.attention.pages import Pages, allocate
 from pallas_kernels.attention.sight import Sight, causal_sight
 from pallas_kernels.pytree import pytree
 

@@ -5,9 +5,10 @@ and a token that just missed is tested all the same, as the bonus (see `jspec.ve
 no draft token is thrown away because of what it is, or of what would have followed it.
 """
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from pallas_kernels.survival.api import allot as survival_allot
 
 # Less than this is never worth a node.
 LEAST_SURVIVAL = 1e-6
@@ -48,16 +49,4 @@ def allot(
     lanes, drafts = survival.shape
     if not drafts:
         return jnp.zeros((lanes,), jnp.int32)
-    monotone = jax.lax.cummin(survival, axis=1)
-    position = jax.lax.broadcasted_iota(jnp.int32, (lanes, drafts), 1)
-    most = drafts if most is None else most
-    # One more than may be verified competes: it is the bonus of a lane that verifies the most.
-    wanted = (position < lengths[:, None]) & (position <= most) & (monotone >= epsilon)
-    lane = jax.lax.broadcasted_iota(jnp.int32, (lanes, drafts), 0)
-    slot = jnp.broadcast_to(slots.astype(jnp.int32)[:, None], (lanes, drafts))
-    order = (jnp.where(wanted, -monotone, jnp.inf), position, slot, lane)
-    *_, ranked = jax.lax.sort([keys.reshape(-1) for keys in order], num_keys=3)
-    first = jnp.arange(lanes * drafts, dtype=jnp.int32) < budget
-    taken = jnp.zeros((lanes,), jnp.int32).at[ranked].add(first.astype(jnp.int32))
-    taken = jnp.minimum(taken, jnp.sum(wanted, axis=1, dtype=jnp.int32))
-    return jnp.minimum(jnp.minimum(least + taken, most), lengths)
+    return survival_allot(survival, lengths, slots, budget, least, drafts if most is None else most, epsilon)

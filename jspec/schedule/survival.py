@@ -44,6 +44,9 @@ def usable(confidence: Float[Array, "lanes drafts"]) -> Bool[Array, "lanes draft
 def survival_of(proposal: Proposal, curve: Curve | None = None) -> Float[Array, "lanes drafts"]:
     """P(draft token and everything before it on its path accepted), from the proposal's confidence.
 
+    Products are taken from the anchor on, one factor after the other, so that every machine gets the same
+    floats: ties decide what is verified.
+
     A confidence that is no probability is read as 1, at its own position alone: what lies before it
     must not depend on it, or the choice of what to verify would look at tokens that it decides about.
 
@@ -59,16 +62,20 @@ def survival_of(proposal: Proposal, curve: Curve | None = None) -> Float[Array, 
     confidence = jnp.where(usable(confidence), confidence, 1)
     if curve is not None:
         confidence = calibrated(confidence, proposal.parents, curve)
-    if proposal.parents is None:
-        return jnp.cumprod(confidence, axis=1)
     lanes, drafts = confidence.shape
-    product = jnp.concatenate([jnp.ones((lanes, 1), jnp.float32), confidence], axis=1)
-    up = jnp.concatenate([jnp.zeros((lanes, 1), jnp.int32), jnp.clip(proposal.parents, 0, drafts)], axis=1)
-    # Each step doubles how far up a node has multiplied.
-    for _ in range(drafts.bit_length()):
-        product = product * jnp.take_along_axis(product, up, axis=1)
-        up = jnp.take_along_axis(up, up, axis=1)
-    return product[:, 1:]
+    if proposal.parents is None:
+        product, products = jnp.ones((lanes,), jnp.float32), []
+        for i in range(drafts):
+            product = product * confidence[:, i]
+            products.append(product)
+        return jnp.stack(products, axis=1) if drafts else confidence
+    parents = jnp.clip(proposal.parents, 0, drafts)
+
+    def extend(i: jax.Array, products: jax.Array) -> jax.Array:
+        before = jnp.take_along_axis(products, parents[:, i, None], axis=1)[:, 0]
+        return products.at[:, i + 1].set(before * confidence[:, i])
+
+    return jax.lax.fori_loop(0, drafts, extend, jnp.ones((lanes, drafts + 1), jnp.float32))[:, 1:]
 
 
 def calibrated(

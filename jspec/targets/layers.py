@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jspec.heads import attend
 from jspec.targets.config import DecoderConfig, LayerKind
 from jspec.targets.rope import rotate, rotation
-from pallas_kernels.attention.api import attend
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight
 
@@ -84,9 +84,9 @@ def paged(config: DecoderConfig, pages: Pages, layer: int, sight: Sight) -> See:
     """Attention over one layer's committed pages and the nodes in flight."""
 
     def see(q: Array, k: Array, v: Array) -> Array:
-        out = attend(q, k, v, pages, layer, sight, scale=config.query_scale, softcap=config.attention_softcap)
-        assert not isinstance(out, tuple)
-        return out
+        return attend(
+            q, k, v, pages, layer, sight, scale=config.query_scale, softcap=config.attention_softcap
+        )
 
     return see
 

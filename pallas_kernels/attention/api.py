@@ -2,9 +2,10 @@
 
 from typing import Literal, overload
 
+import jax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention import reference
+from pallas_kernels.attention import reference, tpu
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight
 
@@ -78,7 +79,9 @@ def attend(
       sinks: one further logit per head that takes part in the softmax but carries no value.
       return_logsumexp: also return log(sum(exp(scores))) over what was seen and the sink, in natural
         units, float32; -inf where there was nothing.
-      implementation: None or "xla".
+      implementation: "xla" is plain XLA and works everywhere; "tpu" is the kernel for TPU and cannot be lowered
+        for anything else; None takes "tpu" where the program is lowered for a TPU and the page size
+        is a multiple of 128, and "xla" otherwise.
 
     Returns:
       The output in q's dtype, and the log-sum-exp if asked for.
@@ -86,22 +89,58 @@ def attend(
     Raises:
       ValueError: shapes that do not fit together, a layer that pages lacks, an unknown implementation.
     """
-    if implementation not in (None, "xla"):
-        raise ValueError(
-            f'implementation: expected None or "xla", got {implementation!r}; no other one is built yet'
+    _check(q, k_new, v_new, pages, layer, sight, implementation)
+
+    def xla(q: Array, k_new: Array, v_new: Array, sight: Sight) -> Array | tuple[Array, Array]:
+        out, logsumexp = reference.attend(q, k_new, v_new, pages, layer, sight, scale, softcap, sinks)
+        return (out, logsumexp) if return_logsumexp else out
+
+    def kernel(q: Array, k_new: Array, v_new: Array, sight: Sight) -> Array | tuple[Array, Array]:
+        out, logsumexp = tpu.attend(
+            q,
+            k_new,
+            v_new,
+            pages,
+            layer,
+            sight,
+            scale,
+            softcap,
+            sinks,
+            with_logsumexp=return_logsumexp,
         )
-    _check(q, k_new, v_new, pages, layer, sight)
-    out, logsumexp = reference.attend(q, k_new, v_new, pages, layer, sight, scale, softcap, sinks)
-    return (out, logsumexp) if return_logsumexp else out
+        return (out, logsumexp) if return_logsumexp else out
+
+    if implementation == "tpu":
+        return kernel(q, k_new, v_new, sight)
+    if implementation == "xla" or pages.page_size % tpu.PAGE_MULTIPLE:
+        return xla(q, k_new, v_new, sight)
+    return jax.lax.platform_dependent(q, k_new, v_new, sight, tpu=kernel, default=xla)
 
 
-def _check(q: Array, k_new: Array, v_new: Array, pages: Pages, layer: int | Array, sight: Sight) -> None:
+def _check(
+    q: Array,
+    k_new: Array,
+    v_new: Array,
+    pages: Pages,
+    layer: int | Array,
+    sight: Sight,
+    implementation: str | None,
+) -> None:
+    if implementation not in (None, "xla", "tpu"):
+        raise ValueError(
+            f'implementation: expected None, "xla" or "tpu", got {implementation!r}; pass one of them'
+        )
+    if implementation == "tpu" and pages.page_size % tpu.PAGE_MULTIPLE:
+        raise ValueError(
+            f'pages: expected a page size that is a multiple of {tpu.PAGE_MULTIPLE} for implementation="tpu", '
+            f'got {pages.page_size}; allocate such pages, or use "xla"'
+        )
     num_layers, _, kv_heads, head_size, _ = pages.stored_k.shape
     if isinstance(layer, int) and not 0 <= layer < num_layers:
         raise ValueError(f"layer: expected 0 to {num_layers - 1}, got {layer}; it indexes pages")
     if q.shape[0] == 0:
         raise ValueError("q: expected at least one query, got none; pad the round to its bucket")
-    value_size = pages.stored_v.shape[-1]
+    value_size = pages.value_size
     if q.shape[1] % kv_heads:
         raise ValueError(
             f"q: expected a multiple of {kv_heads} heads, got {q.shape[1]}; pages has {kv_heads}"

@@ -6,6 +6,10 @@ reduce over an axis that is not the innermost one and vectorise over the innermo
 bfloat16 is stored as its bits. XLA's CPU backend (jax 0.10) slices and updates bfloat16 arrays in
 float32, and a pool in float32 on every step took several times as long as the rest of it; 16-bit
 integers are moved as they are.
+
+On a TPU the innermost axis of an array is filled up to 128. Heads of another size would waste memory
+there, and XLA would not leave such a pool in the layout that a kernel reads, but copy it for every
+call. So there values lie feature-major as well, unless the head size is a multiple of 128.
 """
 
 import math
@@ -15,7 +19,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
-from pallas_kernels.pytree import pytree
+from pallas_kernels.pytree import pytree, static
 
 
 @pytree
@@ -23,12 +27,18 @@ class Pages:
     """Keys and values of every layer of a group, cut into pages that lanes own through a page table."""
 
     stored_k: Shaped[Array, "layers pages kv_heads head_size page_size"]  # uint16 stands for bfloat16
-    stored_v: Shaped[Array, "layers pages kv_heads page_size head_size"]
+    stored_v: Shaped[Array, "layers pages kv_heads outer inner"]  # page_size, head_size; or the other way
+    values_by_feature: bool = static(default=False)
 
     @property
     def page_size(self) -> int:
         """Tokens per page."""
         return self.stored_k.shape[-1]
+
+    @property
+    def value_size(self) -> int:
+        """Head size of the values."""
+        return self.stored_v.shape[-2 if self.values_by_feature else -1]
 
     @property
     def num_pages(self) -> int:
@@ -48,24 +58,38 @@ class Pages:
     @property
     def v(self) -> Float[Array, "layers pages kv_heads page_size head_size"]:
         """All values as numbers; see `k`."""
-        return _numbers(self.stored_v)
+        return _by_row(_numbers(self.stored_v), self)
+
+
+def _by_row(values: Shaped[Array, "*outer a b"], pages: Pages) -> Shaped[Array, "*outer page_size head_size"]:
+    return values.swapaxes(-1, -2) if pages.values_by_feature else values
 
 
 def _numbers(stored: Shaped[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jax.lax.bitcast_convert_type(stored, jnp.bfloat16) if stored.dtype == jnp.uint16 else stored
 
 
-def _stored(rows: Float[Array, "*shape"], pages: Pages) -> Shaped[Array, "*shape"]:
-    rows = rows.astype(pages.dtype)
-    if pages.stored_k.dtype == jnp.uint16:
-        return jax.lax.bitcast_convert_type(rows, jnp.uint16)
-    return rows
-
-
 def allocate(
-    *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_size: int, dtype: DTypeLike
+    *,
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    num_kv_heads: int,
+    head_size: int,
+    dtype: DTypeLike,
+    platform: str | None = None,
 ) -> Pages:
-    """A pool of zeros: `num_pages` pages of `page_size` tokens for each of `num_layers` layers."""
+    """A pool of zeros: `num_pages` pages of `page_size` tokens for each of `num_layers` layers.
+
+    Args:
+      num_layers: of the group.
+      num_pages: that lanes can own, in every layer.
+      page_size: tokens per page; a multiple of 128 for the kernels of a TPU.
+      num_kv_heads: per layer.
+      head_size: of keys and of values.
+      dtype: of both.
+      platform: whose layout the pool gets; None = JAX's default backend.
+    """
     sizes = {
         "num_pages": num_pages,
         "page_size": page_size,
@@ -77,54 +101,13 @@ def allocate(
             raise ValueError(f"{name}: expected at least 1, got {size}; pass the group's real size")
     heads = (num_layers, num_pages, num_kv_heads)
     stored = jnp.uint16 if jnp.dtype(dtype) == jnp.bfloat16 else dtype
+    by_feature = (platform or jax.default_backend()) == "tpu" and head_size % 128 != 0
+    values = (head_size, page_size) if by_feature else (page_size, head_size)
     return Pages(
         stored_k=jnp.zeros((*heads, head_size, page_size), stored),
-        stored_v=jnp.zeros((*heads, page_size, head_size), stored),
+        stored_v=jnp.zeros((*heads, *values), stored),
+        values_by_feature=by_feature,
     )
-
-
-def commit_rows(
-    pages: Pages,
-    k_new: Float[Array, "layers nodes kv_heads head_size"],
-    v_new: Float[Array, "layers nodes kv_heads head_size"],
-    path: Int[Array, "lanes commits"],
-    page_table: Int[Array, "lanes columns"],
-    lengths: Int[Array, "lanes"],
-) -> Pages:
-    """Writes accepted nodes behind each lane's committed tokens, in place if `pages` is donated.
-
-    The lane's i-th new token goes to position p = lengths + i: page page_table[p // page_size], row
-    p % page_size, in every layer.
-
-    Args:
-      pages: the pool.
-      k_new: keys of all nodes of the round.
-      v_new: values of all nodes of the round.
-      path: node that becomes the lane's i-th new token; -1 = none, nothing is written for it.
-      page_table: pages of each lane, in the order of its positions.
-      lengths: committed tokens per lane before this call.
-    """
-    if pages.stored_k.shape[0] == 0 or path.size == 0:
-        return pages
-    k_new, v_new = _stored(k_new, pages), _stored(v_new, pages)
-    commits = path.shape[1]
-    nodes = path.reshape(-1)
-    order = jnp.argsort(nodes < 0, stable=True)
-
-    def write(i: jax.Array, pools: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        entry = order[i]
-        lane = entry // commits
-        position = lengths[lane] + entry % commits
-        page = page_table[lane, position // pages.page_size]
-        row = position % pages.page_size
-        k_row = jax.lax.dynamic_slice_in_dim(k_new, nodes[entry], 1, axis=1)[..., None]
-        v_row = jax.lax.dynamic_slice_in_dim(v_new, nodes[entry], 1, axis=1)[..., None, :]
-        k_pool = jax.lax.dynamic_update_slice(pools[0], k_row, (0, page, 0, 0, row))
-        v_pool = jax.lax.dynamic_update_slice(pools[1], v_row, (0, page, 0, row, 0))
-        return k_pool, v_pool
-
-    pools = jax.lax.fori_loop(0, jnp.sum(nodes >= 0), write, (pages.stored_k, pages.stored_v))
-    return Pages(stored_k=pools[0], stored_v=pools[1])
 
 
 def read_page(
@@ -141,7 +124,7 @@ def read_page(
         size = math.prod(v_pool.shape[2:])
         v = jax.lax.dynamic_slice(v_pool.reshape(-1), ((layer * v_pool.shape[1] + page) * size,), (size,))
         v = v.reshape(v_pool.shape[2:])
-    return _numbers(k), _numbers(v)
+    return _numbers(k), _by_row(_numbers(v), pages)
 
 
 def gather_rows(
@@ -157,7 +140,7 @@ def gather_rows(
             "the page table has no columns for more"
         )
     k = jnp.moveaxis(_numbers(pages.stored_k[layer][page_table[:, :columns]]), (2, 4), (3, 2))
-    v = jnp.moveaxis(_numbers(pages.stored_v[layer][page_table[:, :columns]]), 2, 3)
+    v = jnp.moveaxis(_by_row(_numbers(pages.stored_v[layer][page_table[:, :columns]]), pages), 2, 3)
     lanes = page_table.shape[0]
     flat = (lanes, columns * pages.page_size)
     return (

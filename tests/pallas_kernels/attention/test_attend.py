@@ -9,35 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import LAYER, LAYERS, Case, Shape, cases
 from dense_oracle import Lane, causal_mask, dense, pack_bits
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pallas_kernels.attention.api import attend
-from pallas_kernels.attention.pages import Pages, allocate, commit_rows
+from pallas_kernels.attention.pages import Pages, allocate
 from pallas_kernels.attention.sight import Sight, block_sight, causal_sight
+from pallas_kernels.commit.api import commit_rows
 
-LAYERS, LAYER, HEAD_SIZE = 2, 1, 4
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shape:
-    """Static sizes: one compiled program each."""
-
-    lanes: int
-    queries: int  # packed, padding included
-    keys: int
-    max_queries: int
-    max_keys: int
-    columns: int
-    page_size: int
-    kv_heads: int
-    group: int
-    words: int
-    softcap: float | None = None
-    sinks: bool = False
-    scale: float = 0.7
-
+HEAD_SIZE = 4
 
 SHAPES = [
     Shape(lanes=1, queries=1, keys=1, max_queries=1, max_keys=1, columns=4, page_size=4, kv_heads=3, group=3, words=0),
@@ -77,143 +58,10 @@ def program(shape: Shape):
     return jax.jit(run)
 
 
-write = jax.jit(commit_rows)
-
-
-def nan_pool(shape: Shape, num_pages: int) -> Pages:
-    pages = allocate(
-        num_layers=LAYERS,
-        num_pages=num_pages,
-        page_size=shape.page_size,
-        num_kv_heads=shape.kv_heads,
-        head_size=HEAD_SIZE,
-        dtype=jnp.float32,
-    )
-    return jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), pages)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-    """The arguments of one call, all padding NaN or absurd, and what each lane really holds."""
-
-    shape: Shape
-    arguments: tuple  # q, k, v, pages, layer, sight, sinks
-    lanes: list[Lane]
-
-    def run(self) -> tuple[np.ndarray, np.ndarray]:
-        return tuple(np.asarray(result) for result in program(self.shape)(*self.arguments))
-
-    def expected(self) -> tuple[np.ndarray, np.ndarray]:
-        out, logsumexp = (np.zeros_like(result) for result in self.run())
-        logsumexp[:] = -np.inf
-        start = 0
-        for lane in self.lanes:
-            stop = start + len(lane.q)
-            sinks = None if self.arguments[-1] is None else np.asarray(self.arguments[-1])
-            out[start:stop], logsumexp[start:stop] = dense(
-                lane, scale=self.shape.scale, softcap=self.shape.softcap, sinks=sinks
-            )
-            start = stop
-        return out, logsumexp
-
-
-def split(draw, total: int, parts: int, most: int) -> list[int]:
-    counts = []
-    for _ in range(parts):
-        counts.append(draw(st.integers(0, min(most, total - sum(counts)))))
-    return counts
-
-
-@st.composite
-def cases(draw) -> Case:
-    shape = draw(st.sampled_from(SHAPES))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    capacity = shape.columns * shape.page_size
-    num_queries = split(draw, shape.queries, shape.lanes, shape.max_queries)
-    num_keys = split(draw, shape.keys, shape.lanes, shape.max_keys)
-    contexts = [draw(st.integers(0, capacity)) for _ in range(shape.lanes)]
-    causal = [not shape.words or draw(st.booleans()) for _ in range(shape.lanes)]
-    rings = [draw(st.integers(1, shape.columns)) for _ in range(shape.lanes)]  # pages that a lane owns
-
-    num_pages = shape.lanes * shape.columns + 2
-    free = list(rng.permutation(num_pages))
-    table = np.empty((shape.lanes, shape.columns), np.int32)
-    lanes, firsts, words = [], [], []
-
-    def normal(*size: int) -> np.ndarray:
-        return rng.normal(size=size).astype(np.float32) * 2
-
-    committed = [normal(LAYERS, shape.lanes * capacity, shape.kv_heads, HEAD_SIZE) for _ in range(2)]
-    path = np.full((shape.lanes, capacity), -1, np.int32)
-    for l in range(shape.lanes):
-        own = [free.pop() for _ in range(rings[l])]
-        table[l] = [own[c % len(own)] for c in range(shape.columns)]
-        path[l, : contexts[l]] = l * capacity + np.arange(contexts[l])
-        # Rows that a newer one has overwritten in the ring must not be in sight.
-        lowest = max(0, contexts[l] - rings[l] * shape.page_size)
-        highest = contexts[l] + num_keys[l]
-        first = rng.integers(lowest, highest, endpoint=True, size=num_queries[l])
-        if draw(st.booleans()):
-            first[:] = lowest
-        sees = rng.random((num_queries[l], num_keys[l])) < 0.5
-        if causal[l]:
-            sees = causal_mask(num_queries[l], num_keys[l], contexts[l], first)
-        context = [c[LAYER, l * capacity : l * capacity + contexts[l]] for c in committed]
-        lanes.append(
-            Lane(
-                q=normal(num_queries[l], shape.kv_heads * shape.group, HEAD_SIZE),
-                context_k=context[0],
-                context_v=context[1],
-                k=normal(num_keys[l], shape.kv_heads, HEAD_SIZE),
-                v=normal(num_keys[l], shape.kv_heads, HEAD_SIZE),
-                first_visible=first,
-                sees=sees,
-            )
-        )
-        firsts.append(first)
-        # A causal lane's words are not to be read.
-        words.append(pack_bits((sees ^ causal[l])[:, : shape.words * 32], shape.words))
-
-    def packed(parts: list[np.ndarray], rows: int, padding: float, dtype: type) -> jax.Array:
-        joined = np.concatenate(parts).astype(dtype)
-        return jnp.asarray(
-            np.concatenate([joined, np.full((rows - len(joined), *joined.shape[1:]), padding, dtype)])
-        )
-
-    pages = write(
-        nan_pool(shape, num_pages),
-        *committed,
-        jnp.asarray(path),
-        jnp.asarray(table),
-        jnp.zeros(shape.lanes, jnp.int32),
-    )
-    sight = Sight(
-        query_offsets=jnp.asarray(np.cumsum([0, *num_queries]), jnp.int32),
-        key_offsets=jnp.asarray(np.cumsum([0, *num_keys]), jnp.int32),
-        page_table=jnp.asarray(table),
-        context_lengths=jnp.asarray(contexts, jnp.int32),
-        first_visible=packed(firsts, shape.queries, -7, np.int32),
-        causal=jnp.asarray(causal),
-        visible=packed(words, shape.queries, -1, np.int32),
-        max_queries=shape.max_queries,
-        max_keys=shape.max_keys,
-    )
-    arguments = (
-        packed([lane.q for lane in lanes], shape.queries, np.nan, np.float32),
-        packed([lane.k for lane in lanes], shape.keys, np.nan, np.float32),
-        packed([lane.v for lane in lanes], shape.keys, np.nan, np.float32),
-        pages,
-        LAYER,
-        sight,
-        jnp.asarray(normal(shape.kv_heads * shape.group)) if shape.sinks else None,
-    )
-    return Case(shape=shape, arguments=arguments, lanes=lanes)
-
-
 @settings(max_examples=120, deadline=None)
-@given(cases())
+@given(cases(SHAPES))
 def test_equals_dense_softmax_and_nothing_of_the_padding_leaks(case: Case):
-    for got, expected in zip(case.run(), case.expected(), strict=True):
+    for got, expected in zip(program(case.shape)(*case.arguments()), case.expected(), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -398,7 +246,7 @@ def test_memory_does_not_grow_with_the_page_table_and_the_pool_is_not_copied():
 def test_what_does_not_fit_is_refused():
     q, k, v, pages, layer, sight = simple()
     run = functools.partial(attend, scale=1.0)
-    with pytest.raises(ValueError, match=r"implementation: expected None or .xla., got 'gpu'"):
+    with pytest.raises(ValueError, match=r"implementation: expected None, .xla. or .tpu., got 'gpu'"):
         run(q, k, v, pages, layer, sight, implementation="gpu")
     with pytest.raises(ValueError, match="layer: expected 0 to 1, got 2"):
         run(q, k, v, pages, 2, sight)

@@ -1,11 +1,16 @@
-"""The paged pool: what is committed is what is read, in place."""
+"""What is committed is what is read, in place; in plain XLA, and by the TPU kernel in interpret mode."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.attention.pages import Pages, allocate, commit_rows, gather_rows
+from pallas_kernels.attention.pages import Pages, allocate, gather_rows
+from pallas_kernels.commit import tpu
+from pallas_kernels.commit.api import commit_rows
 
 LAYERS, KV_HEADS, HEAD_SIZE = 2, 2, 3
 
@@ -34,6 +39,12 @@ def ints(values) -> jax.Array:
     return jnp.asarray(values, jnp.int32)
 
 
+@functools.cache
+def interpreted(races: bool = False):
+    params = pltpu.InterpretParams(detect_races=races, dma_execution_mode="eager" if races else "on_wait")
+    return functools.partial(tpu.commit_rows, interpret=params)
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_committed_rows_are_gathered_back(page_size):
     table = ints(np.random.default_rng(0).permutation(2 * (16 // page_size)).reshape(2, -1))
@@ -57,15 +68,6 @@ def test_nothing_else_is_written():
     )
     for got in gather_rows(pages, 1, ints([[0, 1, 2, 3]]), 8):
         np.testing.assert_array_equal(np.isfinite(got).all((2, 3))[0], [0, 0, 0, 0, 0, 1, 0, 0])
-
-
-def test_entries_after_a_dropped_one_keep_their_position():
-    k, v = rows(0, 2)
-    pages = commit_rows(pool(1, 4), k, v, ints([[1, -1, 0]]), ints([[0]]), ints([0]))
-    got = gather_rows(pages, 0, ints([[0]]), 3)[0][0]
-    np.testing.assert_array_equal(got[0], k[0, 1])
-    np.testing.assert_array_equal(got[2], k[0, 0])
-    assert np.isnan(got[1]).all()
 
 
 def test_a_ring_keeps_the_newest_rows():
@@ -97,9 +99,9 @@ def test_the_pool_s_dtype_is_kept():
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("commits", [1, 8])
-def test_a_donated_pool_is_written_in_place(commits, dtype):
-    pages = pool(64, 16, dtype=jnp.dtype(dtype))
+@pytest.mark.parametrize(("commits", "page_size"), [(1, 16), (8, 128)])
+def test_a_donated_pool_is_written_in_place(commits, page_size, dtype):
+    pages = pool(64, page_size, dtype=jnp.dtype(dtype))
     table, path = ints(np.arange(64).reshape(2, 32)), ints(np.arange(2 * commits).reshape(2, commits))
     compiled = (
         jax.jit(commit_rows, donate_argnums=0)
@@ -122,3 +124,44 @@ def test_sizes_below_one_are_refused():
 def test_gathering_past_the_table_is_refused():
     with pytest.raises(ValueError, match="capacity: expected at most 4 rows, got 5"):
         gather_rows(pool(2, 2), 0, ints([[0, 1]]), 5)
+
+
+@pytest.mark.parametrize("races", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "platform", "page_size"),
+    [("float32", "tpu", 4), ("bfloat16", "cpu", 4), ("bfloat16", "tpu", 256)],
+)
+def test_the_tpu_kernel_writes_what_the_reference_writes(dtype, platform, page_size, races):
+    if races and page_size != 4:
+        pytest.skip("nothing new to race")
+    layers = 3
+    pages = allocate(
+        num_layers=layers, num_pages=12, page_size=page_size, num_kv_heads=KV_HEADS, head_size=HEAD_SIZE,
+        dtype=dtype, platform=platform,
+    )  # fmt: skip
+    assert pages.values_by_feature == (platform == "tpu")
+    pages = jax.tree.map(
+        lambda leaf: (leaf + np.arange(leaf.size).reshape(leaf.shape) % 97).astype(leaf.dtype), pages
+    )
+    rng = np.random.default_rng(3)
+    table = ints(rng.permutation(12).reshape(4, 3))
+    nodes = 14
+    k, v = rows(5, nodes, layers)
+    k, v = (a.astype(dtype).at[:, 13].set(jnp.nan) for a in (k, v))  # node 13 is padding
+    # In a row and not, over the edge of a page or window, at its end, nothing, a whole page and more.
+    path = ints([[2, 3, 4, -1, -1, -1], [0, 5, 9, 6, -1, -1], [-1] * 6, [7, 8, 9, 10, 11, 12]])
+    lengths = ints([2, 5, 4, 3] if page_size == 4 else [126, 253, 4, 506])
+    expected = commit_rows(pages, k, v, path, table, lengths)
+    got = interpreted(races)(pages, k, v, path, table, lengths)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    assert np.any(np.asarray(got.stored_k) != np.asarray(pages.stored_k))
+
+
+def test_an_implementation_that_cannot_be_had_is_refused():
+    arguments = rows(0, 1), ints([[0]]), ints([[0]]), ints([0])
+    with pytest.raises(ValueError, match="page size that is a multiple of 128"):
+        commit_rows(pool(1, 2), *arguments[0], *arguments[1:], implementation="tpu")
+    with pytest.raises(ValueError, match="interpret mode"):
+        commit_rows(pool(1, 128), *arguments[0], *arguments[1:], implementation="tpu")
+    with pytest.raises(ValueError, match="implementation: expected None"):
+        commit_rows(pool(1, 128), *arguments[0], *arguments[1:], implementation="gpu")

@@ -1,0 +1,36 @@
+"""What libtpu makes of a whole round of a Qwen3-8B-shaped target with DFlash, for TPUs that are not here."""
+
+import pytest
+from compile_checks import compiled, needs_libtpu
+
+from jspec.shapes import COMPILED
+
+MODULE = "jspec.shapes"
+HBM = {"v5e": 16 * 2**30, "v6e": 32 * 2**30}
+# Measured 134, 76 and 533 MiB: settle holds several arrays of [rows, vocabulary].
+TEMPORARY = {"propose": 192 * 2**20, "execute": 128 * 2**20, "settle": 640 * 2**20}
+
+pytestmark = needs_libtpu
+
+
+def program(name: str, generation: str):
+    return compiled(MODULE, (name,), generations=(generation,))[name][generation]
+
+
+@pytest.mark.parametrize(
+    ("name", "generation"),
+    [(n, "v6e") for n in COMPILED if " on " not in n] + [(n, "v5e") for n in COMPILED if " on " in n],
+)
+def test_a_round_fits_and_copies_no_pool(name, generation):
+    shape, found = COMPILED[name], program(name, generation)
+    held = found.argument_bytes + found.output_bytes - found.aliased_bytes + found.temporary_bytes
+    assert held < HBM[generation]
+    assert found.temporary_bytes < TEMPORARY[shape.kind]
+    pool = shape.pool_bytes // 2 // shape.tensor  # of keys, on one device
+    assert found.largest_made < pool
+    if shape.kind == "settle":
+        assert found.aliased_bytes >= 2 * pool
+    # One sum behind attention, one behind the MLP, one for the vocabulary's rows of the embedding.
+    if shape.kind == "execute":
+        expected = {"all-reduce": 2 * shape.layers + 1} if shape.tensor > 1 else {}
+        assert found.collectives == expected
