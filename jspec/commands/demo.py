@@ -35,7 +35,13 @@ def demo(
     console = Console()
     settings = Settings(max_tokens=max_tokens)
     with console.status("loading the model"):
-        plain = load(model, drafter="plain", compilation_cache=compilation_cache, max_slots=1)
+        plain = load(
+            model,
+            drafter="plain",
+            compilation_cache=compilation_cache,
+            max_slots=1,
+            prefix_cache=False,  # prompts are repeated only to be timed: a hit would need other programs
+        )
         engines = {"plain": plain, drafter: with_drafter(plain, drafter)}
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     same = section(console, engines, chats, settings)
