@@ -20,7 +20,7 @@ CASES = {
         f"Let me see.\n{block(WEATHER)}\n{block(WEATHER)}\n",
         ["Let me see.", WEATHER, WEATHER],
     ),
-    "text behind a call": (f"{block(WEATHER)}\nDone.", [WEATHER, "Done."]),
+    "text behind a call": (f"{block(WEATHER)}\nIt is done. \n", [WEATHER, "It is done."]),
     "no arguments": (block({"name": "now"}), [{"name": "now", "arguments": {}}]),
     "the tag in a string": (
         block({"name": "say", "arguments": {"text": "</tool_call> <tool_call>"}}),

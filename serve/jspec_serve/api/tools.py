@@ -134,6 +134,7 @@ class CallReader:
         self._begin = StopStrings([BEGIN])
         self._block: str | None = None  # what came after BEGIN; None = outside
         self._blank = ""  # white space that may stand before a call
+        self._after_call = False  # nothing but white space has come since the last one
         self.num_calls = 0
 
     def push(self, piece: str, *, last: bool) -> list[str | Called]:
@@ -180,7 +181,7 @@ class CallReader:
         if called is None:
             self._text(BEGIN + block, found)
             return
-        self._blank = ""
+        self._blank, self._after_call = "", True
         self.num_calls += 1
         found.append(called)
 
@@ -189,7 +190,8 @@ class CallReader:
         solid = text.rstrip()
         self._blank = text[len(solid) :]
         if solid:
-            found.append(solid.lstrip() if self.num_calls else solid)
+            found.append(solid.lstrip() if self._after_call else solid)
+            self._after_call = False
 
     def _finish(self, found: list[str | Called]) -> None:
         if self._block is not None:
