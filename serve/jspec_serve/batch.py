@@ -17,6 +17,7 @@ from jspec_serve.problem import Problem
 from jspec_serve.service import Service
 
 FIELDS = {"custom_id", "method", "url", "body"}
+BEGINNING = b'{"id": "batch_req_'  # of every answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,19 +81,27 @@ def take_up(path: Path) -> set[str]:
 
     What a run that was killed left half-written goes, and so do answers that failed by the server's fault
     (status 500 and above): they are asked again.
+
+    Raises:
+      ValueError: naming the first line that is no answer; the file is as it was.
+      OSError: the file cannot be read or written.
     """
     if not path.exists():
         return set()
     kept, answered = [], set()
     with path.open("rb") as lines:
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n") and BEGINNING.startswith(line[: len(BEGINNING)]):
+                continue
             try:
                 value = json.loads(line)
-                custom_id, status = value["custom_id"], value["response"]["status_code"]
-            except (ValueError, TypeError, KeyError):
-                continue
-            if line.endswith(b"\n") and status < 500:
-                kept.append(line)
+                custom_id, status = str(value["custom_id"]), int(value["response"]["status_code"])
+            except (ValueError, TypeError, KeyError) as problem:
+                raise ValueError(
+                    f"{path}:{number}: expected an answer of jspec batch, got {line[:60]!r}; write to another file"
+                ) from problem
+            if status < 500:
+                kept.append(line.rstrip(b"\n") + b"\n")
                 answered.add(custom_id)
     beside = path.with_name(f"{path.name}.new")
     beside.write_bytes(b"".join(kept))

@@ -30,13 +30,11 @@ def run(engines, monkeypatch, tmp_path, capsys):
         requests.write_text("".join(one if isinstance(one, str) else json.dumps(one) + "\n" for one in rows))
         with pytest.raises(SystemExit) as exit_:
             main(["batch", str(requests), str(output), "--name", NAME])
-        answers = [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
+        code = exit_.value.code or 0
+        written = output.read_text().splitlines() if code < 2 else []
+        answers = [json.loads(line) for line in written]
         assert len({one["custom_id"] for one in answers}) == len(answers)
-        return (
-            exit_.value.code or 0,
-            {one["custom_id"]: one["response"] for one in answers},
-            capsys.readouterr(),
-        )
+        return code, {one["custom_id"]: one["response"] for one in answers}, capsys.readouterr()
 
     run_.output, run_.loads = tmp_path / "out.jsonl", loads
     return run_
@@ -86,6 +84,16 @@ def test_what_is_answered_is_not_asked_again(run):
     assert len(run.loads) == 2
     run(row("a"), row("b"), row("c"))
     assert len(run.loads) == 2  # nothing is left: no model is loaded
+
+
+@pytest.mark.parametrize("foreign", ['{"custom_id": "a", "method": "POST"}\n', "a line that has no end"])
+def test_output_that_holds_something_else_is_left_alone(run, foreign):
+    run.output.write_text(foreign)
+    code, _, said = run(row("a"))
+    assert code == 2
+    assert ":1: expected an answer of jspec batch, got" in said.err
+    assert run.output.read_text() == foreign
+    assert not run.loads
 
 
 @pytest.mark.parametrize(
