@@ -18,6 +18,8 @@ from jspec_serve.service import Service
 
 FIELDS = {"custom_id", "method", "url", "body"}
 BEGINNING = b'{"id": "batch_req_'  # of every answer
+# Each worker holds one call; as many wait as run, so that a slot that becomes free is taken at once.
+CALLS_PER_SLOT = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,10 +138,8 @@ async def run_batch(
             output.flush()
             on_answer(status)
 
-    # Each worker holds one call; as many wait as run, so that a slot that becomes free is taken at once.
-    workers = min(2 * service.engine.max_slots, max(len(rows), 1))
     async with asyncio.TaskGroup() as group:
-        for _ in range(workers):
+        for _ in range(min(CALLS_PER_SLOT * service.engine.max_slots, len(rows))):
             group.create_task(work())
 
 

@@ -66,6 +66,13 @@ def test_bad_requests_are_answers_too(run):
     assert "2 of 3 requests failed" in said.err
 
 
+def test_rows_of_many_answers_find_room_in_the_queue(run, monkeypatch):
+    monkeypatch.setattr(command, "MAX_CHOICES", 8)
+    code, answers, _ = run(*(row(str(n), prompt=[n], n=8, max_tokens=1) for n in range(6)))
+    assert code == 0
+    assert {len(one["body"]["choices"]) for one in answers.values()} == {8}
+
+
 def test_what_is_answered_is_not_asked_again(run):
     run(row("a"), row("b"))
     whole = run.output.read_text()

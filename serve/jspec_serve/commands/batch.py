@@ -20,10 +20,12 @@ from jspec.commands.options import (
 )
 from jspec.drafters.tree_shape import parse_tree
 from jspec.loading import load
-from jspec_serve.batch import BatchRow, read_batch, run_batch, take_up
+from jspec_serve.batch import CALLS_PER_SLOT, BatchRow, read_batch, run_batch, take_up
 from jspec_serve.commands.serve import Target, name_of
 from jspec_serve.limits import Limits
 from jspec_serve.service import Service
+
+MAX_CHOICES = 1024  # n times prompts of one row
 
 
 def batch_command(
@@ -65,9 +67,9 @@ def batch_command(
             max_slots=max_slots if schedule else min(max_slots, len(left)),
             compilation_cache=compilation_cache,
         )
-    service = Service(
-        engine, name=name, limits=Limits(max_waiting=16 * engine.max_slots + 1024, max_choices=1024)
-    )
+    # Room for all that the workers ask for together: nobody is there to try again after a 429.
+    most_waiting = CALLS_PER_SLOT * engine.max_slots * MAX_CHOICES
+    service = Service(engine, name=name, limits=Limits(max_waiting=most_waiting, max_choices=MAX_CHOICES))
     failed = 0
     with output.open("a") as file, Progress(console=console, transient=True) as progress:
         task = progress.add_task("decoding; the first start also compiles", total=len(left))
