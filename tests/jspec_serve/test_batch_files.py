@@ -19,8 +19,8 @@ def run(engines, monkeypatch, tmp_path, capsys):
     """Writes rows, runs the command; returns exit code, answers by custom_id and standard error."""
     loads = []
 
-    def load(*_, **__):
-        loads.append(1)
+    def load(*_, **options):
+        loads.append(options)
         return engines["oracle"]
 
     monkeypatch.setattr(command, "load", load)
@@ -66,11 +66,12 @@ def test_bad_requests_are_answers_too(run):
     assert "2 of 3 requests failed" in said.err
 
 
-def test_rows_of_many_answers_find_room_in_the_queue(run, monkeypatch):
+def test_rows_of_many_answers_find_slots_and_room_in_the_queue(run, monkeypatch):
     monkeypatch.setattr(command, "MAX_CHOICES", 8)
     code, answers, _ = run(*(row(str(n), prompt=[n], n=8, max_tokens=1) for n in range(6)))
     assert code == 0
     assert {len(one["body"]["choices"]) for one in answers.values()} == {8}
+    assert [options["max_slots"] for options in run.loads] == [8]  # more than there are rows
 
 
 def test_what_is_answered_is_not_asked_again(run):

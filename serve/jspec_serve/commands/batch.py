@@ -64,7 +64,7 @@ def batch_command(
             calibration=calibration,
             dtype=dtype,
             max_context=max_context,
-            max_slots=max_slots if schedule else min(max_slots, len(left)),
+            max_slots=max_slots,
             compilation_cache=compilation_cache,
         )
     # Room for all that the workers ask for together: nobody is there to try again after a 429.
