@@ -19,6 +19,7 @@ from jspec.commands.options import (
     CompilationCache,
     Drafter,
     Dtype,
+    MaxContext,
     Model,
     Schedule,
     Tree,
@@ -62,7 +63,7 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option()] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text, with or without a drafter.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")] = None,
-    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")] = None,
+    max_context: MaxContext = None,
     max_slots: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 4,
     compilation_cache: CompilationCache = DEFAULT_CACHE,
 ) -> None:

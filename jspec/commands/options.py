@@ -33,4 +33,5 @@ Schedule = Annotated[
     ),
 ]
 Calibration = Annotated[str | None, typer.Option(help="File of jspec calibrate, for the schedule.")]
+MaxContext = Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")]
 DEFAULT_CACHE = "~/.cache/jspec/compiled"

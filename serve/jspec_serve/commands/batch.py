@@ -15,13 +15,14 @@ from jspec.commands.options import (
     CompilationCache,
     Drafter,
     Dtype,
+    MaxContext,
     Schedule,
     Tree,
 )
 from jspec.drafters.tree_shape import parse_tree
 from jspec.loading import load
 from jspec_serve.batch import CALLS_PER_SLOT, BatchRow, read_batch, run_batch, take_up
-from jspec_serve.commands.serve import Target, name_of
+from jspec_serve.commands.serve import MaxSlots, Name, Target, name_of
 from jspec_serve.limits import Limits
 from jspec_serve.service import Service
 
@@ -37,11 +38,9 @@ def batch_command(
     schedule: Schedule = None,
     calibration: Calibration = None,
     dtype: Dtype = "float32",
-    name: Annotated[
-        str | None, typer.Option(help="Of the model in requests. Left out: the last part of --target.")
-    ] = None,
-    max_slots: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
-    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")] = None,
+    name: Name = None,
+    max_slots: MaxSlots = 8,
+    max_context: MaxContext = None,
     compilation_cache: CompilationCache = DEFAULT_CACHE,
 ) -> None:
     """Answers a file of requests; started again after it was stopped, it goes on where it was."""

