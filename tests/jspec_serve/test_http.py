@@ -204,6 +204,15 @@ def test_what_is_wrong_is_named(served, body, param, said):
     assert said in error["message"], error
 
 
+@pytest.mark.parametrize(
+    ("prompts", "param"), [([[8]], "prompt"), ([[8], [1]], "prompt[0]"), ([[1], [8]], "prompt[1]")]
+)
+def test_prompt_at_fault_is_numbered_as_it_was_sent(served, prompts, param):
+    error = served.post("/v1/completions", prompt=prompts, n=2, max_tokens=3).json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: expected ids below 8, got 8")
+
+
 def test_every_unknown_field_is_named(served):
     error = served.post("/v1/completions", prompt="two", colour=1, suffix="x", size=None).json()["error"]
     assert {part.partition(":")[0] for part in error["message"].split("; ")} >= {"colour", "suffix", "size"}

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -178,18 +179,21 @@ class GenerationRequest(SamplingRequest):
             )
 
 
-def refused(problem: ValueError, *, prompt: str = "prompt") -> Problem:
+def refused(problem: ValueError, *, prompt: str = "prompt", prompts: int = 1, choices: int = 1) -> Problem:
     """A refusal of the engine as a reply that names the request's field.
 
     Args:
       problem: `prompts[3]: expected ...`, `settings[0].top_k: expected ...` or `top_k: expected ...`.
-      prompt: the field that the prompt came in.
+      prompt: the field that the prompts came in.
+      prompts: how many there are.
+      choices: answers for each prompt; the engine was given it as often.
     """
     name, _, rest = str(problem).partition(": expected")
     field = name.rpartition("].")[2] if name.startswith("settings[") else name
     field = FIELD_OF_SETTING.get(field, field)
-    if field.startswith("prompts["):
-        field = prompt if field == "prompts[0]" else prompt + field.removeprefix("prompts")
+    if found := re.fullmatch(r"prompts\[(\d+)\](.*)", field):
+        number = f"[{int(found[1]) // choices}]" if prompts > 1 else ""
+        field = f"{prompt}{number}{found[2]}"
     if not rest or not field.replace("[", "").replace("]", "").replace("_", "").replace(".", "").isalnum():
         return Problem(400, str(problem), param=prompt)
     return Problem(400, f"{field}: expected{rest}", param=field)
