@@ -91,7 +91,8 @@ class Gate:
         if self._api_key is None or scope["path"] in OPEN_PATHS:
             return
         kind, _, key = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self._api_key):
+        sent = key.encode("latin-1").strip()  # the bytes that came, whatever text they spell
+        if kind.lower() != "bearer" or not hmac.compare_digest(sent, self._api_key):
             raise Problem(
                 401,
                 "expected this server's API key as a bearer token, got none or another; set the Authorization header",

@@ -180,6 +180,13 @@ def _reached(table, token: int) -> set[int]:
     return seen | {token}
 
 
+@pytest.mark.parametrize("key", ["secret", "voilà"])
+def test_api_key_opens(other, key):
+    with serving(other, api_key=key) as one, one.client() as client:
+        reply = client.get("/v1/models", headers={"authorization": f"Bearer {key}".encode()})
+        assert reply.status_code == 200
+
+
 def test_api_key_is_asked_for_everywhere_but_health(other):
     with serving(other, api_key="secret") as one:
         with one.client() as client:
