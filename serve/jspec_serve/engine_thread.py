@@ -111,7 +111,7 @@ class EngineThread:
         """
         with self._lock:
             if self.failure is not None:
-                raise self.failure
+                raise self.failure.with_traceback(None)  # else it would hold every request that met it
             if self._closed:
                 raise shutting_down()
             if self.unfinished + len(requests) > self.capacity:

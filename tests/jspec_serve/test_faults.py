@@ -4,6 +4,7 @@ import dataclasses
 import json
 import signal
 import socket
+import traceback
 
 import jax.numpy as jnp
 import numpy as np
@@ -145,7 +146,11 @@ def test_failed_round_fails_all_and_later_ones(other):
         for asked in held:
             assert asked.result().status_code == 500
             assert "RuntimeError" in asked.result().json()["error"]["message"]
-        assert one.post("/v1/completions", prompt="two").status_code == 500
+        depths = set()
+        for _ in range(3):
+            assert one.post("/v1/completions", prompt="two").status_code == 500
+            depths.add(len(list(traceback.walk_tb(one.service.thread.failure.__traceback__))))
+        assert len(depths) == 1  # nothing of those who met the failure is kept
         with one.client() as client:
             assert client.get("/health").status_code == 503
             assert client.get("/health").json() == {"status": "failed"}
