@@ -7,6 +7,9 @@ import pytest
 from calling import CALL_ID, WEATHER, serving_calls
 from served import NAME, line
 
+from jspec_serve.api.output_items import OutputItems
+from jspec_serve.api.tools import Called
+
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 
 
@@ -66,6 +69,23 @@ def test_stream_ends_with_the_whole(client):
     assert tokens == line(7, 12).split()
     (item,) = events[-1].response.output
     assert [entry.token for entry in item.content[0].logprobs] == tokens
+
+
+def test_log_probs_of_text_that_was_held_back_are_the_messages():
+    items, call = OutputItems(), Called(name="a", arguments="{}")
+    for found, log_probs in [
+        (["a <"], [1]),
+        ([], [2, 3]),
+        (["b "], [4]),
+        ([], [5]),
+        ([call], [6]),
+        (["c"], [7]),
+    ]:
+        items.add(found, log_probs)
+    first, called, second = items.values()
+    assert called["type"] == "function_call"
+    assert first["content"][0]["logprobs"] == [1, 2, 3, 4]
+    assert second["content"][0]["logprobs"] == [7]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -15,6 +15,7 @@ class OutputItems:
         """No item yet."""
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the message that text is added to
+        self._undecided: list[Any] = []  # log-probabilities of tokens that may be text or a call
 
     def values(self) -> list[dict[str, Any]]:
         """All items so far."""
@@ -24,16 +25,22 @@ class OutputItems:
         """Takes text and calls; returns the events.
 
         Args:
-          found: in order.
-          log_probs: of the tokens that came with them; the message that is open has them.
+          found: in order; nothing while it is open whether text or a call comes.
+          log_probs: of the tokens that came with them; messages have them, calls do not.
         """
+        if not found:
+            self._undecided.extend(log_probs)
+            return []
         events: list[dict[str, Any]] = []
+        pending = [*self._undecided, *log_probs]
+        self._undecided = []
         for one in found:
             if isinstance(one, Called):
                 events += self._close("completed") + self._call(one)
-            elif one or log_probs:
-                events += self._text(one, list(log_probs))
-                log_probs = ()
+                pending = list(log_probs)
+            elif one or pending:
+                events += self._text(one, pending)
+                pending = log_probs = []
         return events
 
     def finish(self, status: str) -> list[dict[str, Any]]:
