@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tiny_decoder import FLOAT32, decoder, weights
 
 from jspec.decode import Method, Models
 from jspec.drafters.dflash import dflash, dflash_leaves
@@ -18,47 +19,14 @@ from jspec.drafters.ngram import ngram
 from jspec.drafters.plain import plain
 from jspec.drafters.tree_shape import dynamic_tree
 from jspec.engine import Engine
-from jspec.net import Leaf
 from jspec.settings import Settings
-from jspec.targets.config import DecoderConfig, LayerKind
 from jspec.targets.decoder import DecoderTarget, decoder_leaves
-from jspec.targets.rope import Rope
 from pallas_kernels.attention.pages import gather_rows
 
 VOCABULARY, PAGE, CONTEXT = 5, 4, 48  # ids so few that even an untrained drafter is often right
-FLOAT32 = jnp.dtype(jnp.float32)
 
-
-def decoder(architecture: str, kinds: tuple[LayerKind, ...]) -> DecoderConfig:
-    return DecoderConfig(
-        architecture=architecture,
-        vocab_size=VOCABULARY,
-        hidden_size=8,
-        intermediate_size=12,
-        num_layers=len(kinds),
-        num_heads=2,
-        num_kv_heads=1,
-        head_size=4,
-        norm_eps=1e-5,
-        max_context=64,
-        full_rope=Rope(theta=1000.0),
-        window_rope=Rope(theta=1000.0),
-        layer_kinds=kinds,
-        window=5,
-        query_key_norm=True,
-        query_scale=0.5,
-    )
-
-
-def weights(leaves: tuple[Leaf, ...], seed: int):
-    random = np.random.default_rng(seed)
-    return tuple(
-        jnp.asarray(random.normal(0, 0.6, leaf.shape) + ("norm" in leaf.path), leaf.dtype) for leaf in leaves
-    )
-
-
-TARGET = DecoderTarget(decoder("qwen3", ("full", "full")))
-WINDOWED = DecoderTarget(decoder("qwen3", ("full", "window")))
+TARGET = DecoderTarget(decoder("qwen3", ("full", "full"), VOCABULARY))
+WINDOWED = DecoderTarget(decoder("qwen3", ("full", "window"), VOCABULARY))
 BLOCK = dict(mask_token_id=4, target_layer_ids=(1, -1), num_target_layers=2, target_hidden_size=8)
 
 
@@ -68,11 +36,11 @@ def _drafter(name: str):
     if name == "ngram":
         return ngram(draft_length=3, min_n=1, max_n=3), ()
     if name == "dflash":
-        config = DFlashConfig(decoder=decoder("dflash", ("full",)), block_size=4, **BLOCK)
+        config = DFlashConfig(decoder=decoder("dflash", ("full",), VOCABULARY), block_size=4, **BLOCK)
         return dflash(config), weights(dflash_leaves(config, FLOAT32), 1)
     if name == "dspark":
         config = DFlashConfig(
-            decoder=decoder("dflash", ("full",)),
+            decoder=decoder("dflash", ("full",), VOCABULARY),
             block_size=3,
             anchor_predicts=True,
             head=Markov(rank=3, kind="rnn"),

@@ -2,48 +2,24 @@
 
 import jax.numpy as jnp
 import numpy as np
+from tiny_decoder import FLOAT32, decoder, weights
 
 from jspec.cache import new_cache
 from jspec.decode import Method, Models
 from jspec.drafters.dflash import dflash, dflash_leaves, dflash_net
 from jspec.drafters.dflash_net import DFlashConfig
 from jspec.engine import Engine
-from jspec.net import Leaf
 from jspec.round import Nodes
 from jspec.settings import Settings
-from jspec.targets.config import DecoderConfig, LayerKind
 from jspec.targets.decoder import DecoderTarget, decoder_leaves
-from jspec.targets.rope import Rope
 from pallas_kernels.attention.pages import gather_rows
 
 VOCABULARY = 4  # so few that even an untrained drafter is often right
 
-
-def decoder(architecture: str, kinds: tuple[LayerKind, ...]) -> DecoderConfig:
-    return DecoderConfig(
-        architecture=architecture,
-        vocab_size=VOCABULARY,
-        hidden_size=8,
-        intermediate_size=12,
-        num_layers=len(kinds),
-        num_heads=2,
-        num_kv_heads=1,
-        head_size=4,
-        norm_eps=1e-5,
-        max_context=64,
-        full_rope=Rope(theta=1000.0),
-        window_rope=Rope(theta=1000.0),
-        layer_kinds=kinds,
-        window=5,
-        query_key_norm=True,
-        query_scale=0.5,
-    )
-
-
-TARGET = DecoderTarget(decoder("qwen3", ("full", "window")))
+TARGET = DecoderTarget(decoder("qwen3", ("full", "window"), VOCABULARY))
 DRAFTER = dflash(
     DFlashConfig(
-        decoder=decoder("dflash", ("full",)),
+        decoder=decoder("dflash", ("full",), VOCABULARY),
         block_size=4,
         mask_token_id=3,
         target_layer_ids=(1, -1),
@@ -53,15 +29,6 @@ DRAFTER = dflash(
 )
 PROMPT = [0, 1, 2, 1, 0, 2, 2, 1, 0, 1, 2, 0, 1, 1, 0, 2, 1, 2, 0]  # three chunks
 
-
-def weights(leaves: tuple[Leaf, ...], seed: int):
-    random = np.random.default_rng(seed)
-    return tuple(
-        jnp.asarray(random.normal(0, 0.6, leaf.shape) + ("norm" in leaf.path), leaf.dtype) for leaf in leaves
-    )
-
-
-FLOAT32 = jnp.dtype(jnp.float32)
 TARGET_PARAMS = weights(decoder_leaves(TARGET.config, FLOAT32), 0)
 PARAMS = weights(dflash_leaves(DRAFTER.config, FLOAT32), 1)
 
