@@ -23,8 +23,9 @@ def test_cancelled_request_leaves_its_slot_at_once(rounds):
         session.cancel(first)  # once more changes nothing
         assert session.num_waiting + session.num_running == 1
         while session.busy:
-            pieces += session.step()
-            assert all(piece.index == second for piece in pieces[-1:])
+            later = session.step()
+            assert {piece.index for piece in later} <= {second}
+            pieces += later
         assert session.result(second).token_ids == whole.token_ids
         assert session.result(first).finish_reason == "cancelled"
         assert len(session.result(first).token_ids) == sum(
