@@ -36,16 +36,18 @@ class Brake:
 
     def __init__(self, engine: Engine):
         self._runner, self._round = engine._runner, engine._runner.round
-        self._allowed = threading.Semaphore(0)
+        self._changed = threading.Condition()
+        self._allowed = 0
         self.engaged = self.blocked = False
         self.rounds = 0  # that have run
         self.failure: Exception | None = None
         self._runner.round = self._braked  # type: ignore[method-assign]
 
     def _braked(self, *args, **kwargs):
-        if self.engaged:
-            self.blocked = True
-            self._allowed.acquire()
+        with self._changed:
+            self.blocked = self.engaged
+            self._changed.wait_for(lambda: not self.engaged or self._allowed)
+            self._allowed = max(self._allowed - 1, 0)
             self.blocked = False
         if self.failure is not None:
             raise self.failure
@@ -59,14 +61,15 @@ class Brake:
         """Lets so many rounds run, and waits until they have."""
         for _ in range(count):
             until(lambda: self.blocked)
-            self.blocked = False
-            self._allowed.release()
+            with self._changed:
+                self.blocked, self._allowed = False, 1
+                self._changed.notify()
         until(lambda: self.blocked)
 
     def release(self) -> None:
-        self.engaged = False
-        self._allowed.release(1)
-        self._allowed = threading.Semaphore(0)
+        with self._changed:
+            self.engaged = False
+            self._changed.notify()
 
 
 @dataclasses.dataclass(kw_only=True)
