@@ -69,7 +69,9 @@ def bench(
     console = Console()
     if simulate:
         given = {
+            "model": model,
             "drafter": drafter,
+            "draft_length": draft_length,
             "tree": tree,
             "task": task,
             "prompts": prompts,
@@ -82,6 +84,8 @@ def bench(
         return
     if traces is not None:
         raise ValueError(f"traces: expected none without --simulate, got {str(traces)!r}; drop it")
+    if calibration is not None and schedule is None:
+        raise ValueError(f"calibration: expected none without --schedule, got {calibration!r}; pass both")
     settings = Settings(max_tokens=max_tokens, temperature=temperature, seed=seed if temperature else None)
     if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
         raise ValueError(
@@ -169,8 +173,12 @@ def trees_of(trees: Sequence[str], checkpoints: Sequence[str]) -> dict[str, list
       checkpoints: the drafters that are folders or hub ids.
 
     Raises:
-      ValueError: a tree for a drafter that is not among them.
+      ValueError: a tree for a drafter that is not among them, or for none.
     """
+    if trees and not checkpoints:
+        raise ValueError(
+            f"tree: expected none without a checkpoint, got {', '.join(trees)}; name the checkpoint with --drafter"
+        )
     shapes: dict[str, list[str]] = {name: [] for name in checkpoints}
     for text in trees:
         name, separator, shape = text.rpartition("=")

@@ -32,3 +32,5 @@ def test_trees_are_for_all_checkpoints_or_for_the_one_named():
         ValueError, match=r"tree: expected one of the checkpoints \['a'\] before the =, got 'c'"
     ):
         command.trees_of(["c=2x3x5"], ["a"])
+    with pytest.raises(ValueError, match="tree: expected none without a checkpoint, got 2x3x5"):
+        command.trees_of(["2x3x5"], [])

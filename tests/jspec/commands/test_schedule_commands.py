@@ -118,11 +118,15 @@ def test_profile_measures_every_bucket_and_its_table_runs_the_engine(monkeypatch
     assert "of the better" in capsys.readouterr().out
 
 
-def test_simulation_refuses_what_it_would_not_look_at(capsys, tmp_path):
+def test_bench_refuses_what_it_would_not_look_at(capsys, tmp_path):
     assert run("bench", "--simulate", "--json", tmp_path / "out.json") == 2
     assert "json: expected none with --simulate, got" in capsys.readouterr().err
+    assert run("bench", "--simulate", "--draft-length", 3) == 2
+    assert "draft_length: expected none with --simulate, got [3]" in capsys.readouterr().err
     assert run("bench", "--traces", tmp_path / "traces.jsonl") == 2
     assert "traces: expected none without --simulate" in capsys.readouterr().err
+    assert run("bench", "--calibration", tmp_path / "calibration.json") == 2
+    assert "calibration: expected none without --schedule" in capsys.readouterr().err
 
 
 def test_traces_of_another_draft_length_than_the_table_are_refused(capsys, tmp_path):
