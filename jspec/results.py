@@ -84,6 +84,7 @@ class Piece:
     text: str  # final text; may be empty while a character or a possible stop string is incomplete
     token_ids: tuple[int, ...]
     drafted: tuple[bool, ...]  # per token: True = a draft token that was accepted
+    proposed: int = 0  # draft tokens of a decode round
     verified: int | None = None  # draft tokens that the target executed; None = the round of a prompt's end
     log_probs: tuple[TokenLogProb, ...] | None = None  # one per token; None = not asked for
     finish_reason: str | None = None  # "stop", "length" or "error: ..." on the last piece

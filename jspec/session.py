@@ -302,6 +302,7 @@ class Session:
             text=text,
             token_ids=tuple(ids),
             drafted=tuple(drafted),
+            proposed=0 if was_prefilling else int(report.proposed[lane]),
             verified=None if was_prefilling else int(report.verified[lane]),
             log_probs=log_probs,
             finish_reason=request.finish_reason,

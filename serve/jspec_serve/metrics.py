@@ -115,6 +115,7 @@ class Metrics:
         self._lane_rounds.inc()
         self._committed.inc(len(piece.token_ids))
         self._verify.observe(piece.verified)
+        self._drafts.labels("proposed").inc(piece.proposed)
         self._mean = (
             float(len(piece.token_ids))
             if self._mean is None
@@ -133,7 +134,6 @@ class Metrics:
         self._prompt_tokens.inc(len(result.prompt_ids))
         self._reused.inc(result.counters.reused)
         self._preemptions.inc(result.counters.preemptions)
-        self._drafts.labels("proposed").inc(result.counters.proposed)
         self._queue.observe(times.started - times.submitted)
         self._first.observe(times.first_token - times.submitted)
         self._whole.observe(times.finished - times.submitted)

@@ -47,6 +47,24 @@ def test_client_who_leaves_frees_its_slot_within_one_round(served, braked, strea
     assert engine.free_pages == engine._pool.num_pages
 
 
+def test_draft_tokens_of_an_answer_that_nobody_waits_for_are_counted_at_every_stage(served, braked):
+    def stages() -> list[float]:
+        registry = served.service.metrics.registry
+        names = ("proposed", "verified", "accepted")
+        return [registry.get_sample_value("jspec_draft_tokens_total", {"stage": n}) or 0 for n in names]
+
+    braked.engage()
+    before = stages()
+    sock = hangs_up(served, BODY)
+    braked.step(4)  # three of them draft
+    sock.close()
+    until(lambda: not served.service.thread._commands.empty())
+    braked.release()
+    until(lambda: served.service.thread.unfinished == 0)
+    proposed, verified, accepted = (b - a for a, b in zip(before, stages(), strict=True))
+    assert proposed >= verified >= accepted > 0
+
+
 def test_cancelled_while_it_waits_for_a_slot(served, braked):
     thread = served.service.thread
     braked.engage()
