@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -211,7 +212,7 @@ def info(service: Service) -> dict[str, Any]:
         "prefix_cache": engine.prefix_cache,
         "free_pages": list(engine.free_pages),
         "max_log_probs": engine.method.max_log_probs,
-        "limits": {name: getattr(service.limits, name) for name in service.limits.__dataclass_fields__},
+        "limits": dataclasses.asdict(service.limits),
         "state": service.state,
         "running": thread.running,
         "waiting": thread.waiting,

@@ -78,7 +78,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
             {"index": number, "text": echoed, "logprobs": None, "finish_reason": None}
             for number, echoed in enumerate(self.echoed)
         ]
-        self._log_probs = [CompletionLogProbs(service.tokenizer, offset=0) for _ in prepared.requests]
+        self._log_probs = [CompletionLogProbs(service.tokenizer) for _ in prepared.requests]
 
     def _add(self, update: Update) -> list[dict[str, Any]]:
         number, piece = update.choice, update.piece

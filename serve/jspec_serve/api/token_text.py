@@ -48,11 +48,11 @@ class TokenText:
 class CompletionLogProbs:
     """ "logprobs" of one choice of a completion, which also tell where in the text each token begins."""
 
-    def __init__(self, tokenizer: Tokenizer, *, offset: int):
-        """`offset` is the length of the text before the first token."""
+    def __init__(self, tokenizer: Tokenizer):
+        """At the beginning of the text."""
         self._text = TokenText(tokenizer)
         self._detokenizer = Detokenizer(tokenizer)
-        self._offset = offset
+        self._offset = 0
 
     def push(self, rows: tuple[TokenLogProb, ...]) -> dict[str, Any]:
         """Takes the next tokens; returns their part."""
