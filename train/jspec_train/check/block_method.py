@@ -112,9 +112,7 @@ class BlockMethod:
         """The drafted rows of every block. They read no token of the text but the anchor."""
         config = self.config
         if given.rope is not None:
-            config = dataclasses.replace(
-                config, decoder=dataclasses.replace(self.decoder, full_rope=given.rope)
-            )
+            config = dataclasses.replace(config, decoder=self.decoder.with_rope(given.rope))
         correct, loss, known = _figures(config, params, tables, batch, blocks, labels, jnp.int32(given.ahead))
         return Predictions(correct=correct, loss=loss, known=known)
 

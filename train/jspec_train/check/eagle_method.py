@@ -121,11 +121,7 @@ class EagleMethod:
         """Every depth of the rows that begin at the anchors, fed with the tokens of the text."""
         config = self.config
         if given.rope is not None:
-            windows = "window" in self.decoder.windows
-            decoder = dataclasses.replace(
-                self.decoder, full_rope=given.rope, window_rope=given.rope if windows else None
-            )
-            config = dataclasses.replace(config, decoder=decoder)
+            config = dataclasses.replace(config, decoder=self.decoder.with_rope(given.rope))
         read = dataclasses.replace(batch, ids=jnp.roll(batch.ids, -given.tokens, axis=1))
         correct, loss, known = _figures(config, params, tables, read, blocks, labels, jnp.int32(given.ahead))
         return Predictions(correct=correct, loss=loss, known=known)

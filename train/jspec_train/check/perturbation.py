@@ -30,6 +30,7 @@ import numpy as np
 
 from jspec.features import layer_outputs
 from jspec.objectives.batch import TrainBatch
+from jspec.targets.config import DecoderConfig
 from jspec.targets.rope import Rope
 from jspec_train.check.finding import STEPS, Finding, failed, not_checkable, passed
 from jspec_train.check.method import Input
@@ -211,18 +212,21 @@ def _leaks(whole: Pass, texts: Texts, base: Rows) -> list[Change]:
 
 
 def _ropes(whole: Pass, texts: Texts, base: Rows, target_rope: Rope) -> list[Change]:
-    """Other bases, and the target's whole rule."""
-    own = whole.method.decoder.full_rope
-    ropes = [target_rope, *(dataclasses.replace(own, theta=theta) for theta in _THETAS)]
-    ropes += [dataclasses.replace(own, scaling=None), dataclasses.replace(own, theta=target_rope.theta)]
-    changes = []
-    for rope in dict.fromkeys(ropes):
-        if rope == own:
-            continue
-        changes.append(
-            change(_rope_name(rope), base, whole.rows(texts.batch, texts.blocks, Input(rope=rope)))
-        )
-    return changes
+    return [
+        change(_rope_name(rope), base, whole.rows(texts.batch, texts.blocks, Input(rope=rope)))
+        for rope in other_ropes(whole.method.decoder, target_rope)
+    ]
+
+
+def other_ropes(decoder: DecoderConfig, target_rope: Rope) -> list[Rope]:
+    """What all layers could turn by instead: the target's whole rule, and other bases of each of their own."""
+    stated = {decoder.rope(kind) for kind in decoder.windows}
+    ropes = [target_rope]
+    for kind in decoder.windows:
+        own = decoder.rope(kind)
+        ropes += [dataclasses.replace(own, theta=theta) for theta in (*_THETAS, target_rope.theta)]
+        ropes.append(dataclasses.replace(own, scaling=None))
+    return [rope for rope in dict.fromkeys(ropes) if stated != {rope}]
 
 
 def _rope_name(rope: Rope) -> str:
