@@ -34,7 +34,7 @@ from jspec.targets.config import DecoderConfig
 from jspec.targets.rope import Rope
 from jspec_train.check.finding import STEPS, Finding, failed, not_checkable, passed
 from jspec_train.check.method import Input
-from jspec_train.check.perturbed import Change, Pass, Rows, change
+from jspec_train.check.perturbed import LEAST, Change, Pass, Rows, change
 from jspec_train.check.texts import Texts
 
 ORDER, ALIGNMENT, LEAK, ROPE = 3, 4, 5, 6
@@ -180,12 +180,11 @@ def _alignments(whole: Pass, texts: Texts, base: Rows) -> list[Change]:
     for off, where in ((1, "later"), (-1, "earlier")):
         labels = whole.rows(texts.batch, texts.blocks, Input(labels=off))
         changes.append(change(f"labels one token {where}", base, labels))
+        least = _SHOWS_MORE if off == 1 else LEAST
         if whole.method.reads_tokens:
-            least = _SHOWS_MORE if off == 1 else 0.02
             tokens = whole.rows(texts.batch, texts.blocks, Input(tokens=off))
             changes.append(change(f"tokens one {where} beside the features", base, tokens, least=least))
         features = _with(texts.batch, shifted(texts.batch.features, off))
-        least = _SHOWS_MORE if off == 1 else 0.02
         rows = whole.rows(features, texts.blocks)
         changes.append(change(f"features of one token {where}", base, rows, least=least))
     return changes
