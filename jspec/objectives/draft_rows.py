@@ -14,7 +14,7 @@ from jspec.net import Params
 from jspec.objectives.batch import TrainBatch, check_features
 from jspec.objectives.block_pass import training_hidden
 from jspec.objectives.blocks import Blocks, block_targets
-from jspec.objectives.frozen import DraftTables, Tables
+from jspec.objectives.frozen import Tables, columns_of
 from jspec.objectives.soft_labels import check_tables
 from pallas_kernels.pytree import pytree
 
@@ -76,7 +76,7 @@ def draft_rows(
     return DraftRows(
         hidden=flat(hidden),
         labels=labels,
-        columns=target.columns[labels] if isinstance(target, DraftTables) else labels,
+        columns=columns_of(target, labels),
         predecessors=flat(targets.predecessors),
         before=flat(targets.before + starts),
         mask=flat(targets.mask).astype(jnp.float32),

@@ -41,6 +41,11 @@ class DraftTables:
         return jnp.dot(hidden, jax.lax.stop_gradient(self.head), preferred_element_type=jnp.float32)
 
 
+def columns_of(tables: Tables, ids: Int[Array, "*batch"]) -> Int[Array, "*batch"]:
+    """Columns of target ids in the logits of these tables; -1 = cannot be drafted."""
+    return tables.columns[ids] if isinstance(tables, DraftTables) else ids
+
+
 def draft_tables(
     tables: Tables, hidden_size: int, ids: Int[Array, "draft_vocabulary"], vocab_size: int
 ) -> DraftTables:

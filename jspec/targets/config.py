@@ -86,6 +86,11 @@ class DecoderConfig:
         assert self.window_rope is not None
         return self.window_rope
 
+    def with_rope(self, rope: Rope) -> "DecoderConfig":
+        """The same with one rotary embedding for all of its layers."""
+        window_rope = None if self.window_rope is None else rope
+        return dataclasses.replace(self, full_rope=rope, window_rope=window_rope)
+
     @property
     def identity(self) -> str:
         """Architecture and sizes in words, to name the model in refusals and beside features."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from conformance.dflash_cases import Ready, absorbed, close, compare_drafts, same, weights_of
+from conformance.training_records import meta_of, part_of
 from jaxtyping import Array
 from safetensors.numpy import load_file
 
@@ -72,11 +73,11 @@ def run_dflash2_case(folder: Path, name: str) -> None:
 
 def run_dflash2_infer(folder: Path) -> None:
     """One request cut at several anchors, with the weights and tables of another case."""
-    meta = json.loads((folder / "meta.json").read_text())
-    outputs, sibling = load_file(folder / "outputs.safetensors"), folder.parent / meta["same_as"].split()[0]
-    values = json.loads((sibling / "draft" / "config.json").read_text())
-    weights = load_file(sibling / "draft" / "model.safetensors")
-    tables = load_file(sibling / "target.safetensors")
+    meta = meta_of(folder)
+    outputs, draft = load_file(folder / "outputs.safetensors"), part_of(folder, "draft")
+    values = json.loads((draft / "config.json").read_text())
+    weights = load_file(draft / "model.safetensors")
+    tables = load_file(part_of(folder, "target.safetensors"))
     for anchor in meta["anchors"]:
         name, recorded = f"{folder.name} a{anchor}", _part(outputs, f"a{anchor}.")
         arrays = {

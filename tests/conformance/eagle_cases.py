@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from conformance.dflash_cases import PAGE_SIZE, Recorded, Weights, close, same, weights_of
+from conformance.training_records import part_of
 from safetensors.numpy import load_file
 
 from jspec.cache import Cache, new_cache
@@ -20,10 +21,11 @@ from jspec.drafters.eagle import Eagle, eagle
 from jspec.drafters.eagle_net import EagleNet, eagle_net
 from jspec.drafters.protocol import Committed, Text
 from jspec.sampling import empty_table
-from jspec.targets.layers import paged
+from jspec.targets.config import LayerKind
+from jspec.targets.layers import paged_layers
 from jspec.targets.view import TargetView
 from pallas_kernels.attention.pages import allocate
-from pallas_kernels.attention.sight import causal_sight
+from pallas_kernels.attention.sight import Sight, causal_sight
 
 # Compiling takes far longer than running.
 _JIT = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -73,9 +75,10 @@ def run_eagle3(folder: Path, name: str) -> None:
 
 def run_eagle_greedy(folder: Path) -> None:
     """The `greedy.` part of an EAGLE training case: prefill, then steps that feed on themselves."""
-    outputs, inputs = load_file(folder / "outputs.safetensors"), load_file(folder / "inputs.safetensors")
-    head = load_file(folder / "target.safetensors")["lm_head.weight"]
-    loaded = load_eagle(folder / "draft", jnp.float32)
+    outputs = load_file(folder / "outputs.safetensors")
+    inputs = load_file(part_of(folder, "inputs.safetensors"))
+    head = load_file(part_of(folder, "target.safetensors"))["lm_head.weight"]
+    loaded = load_eagle(part_of(folder, "draft"), jnp.float32)
     net = eagle_net(loaded.drafter.config, loaded.params)
     prefill, expected = int(outputs["greedy.prefill_len"]), outputs["greedy.tokens"][0]
     features = inputs["raw0.hidden_state"].reshape(-1, head.shape[1])[:prefill]
@@ -112,16 +115,19 @@ def _run(net: EagleNet, states: Any, next_tokens: np.ndarray, positions: np.ndar
 
     @_JIT
     def run(states: Any, ids: Any, positions: Any) -> Any:
-        sight = causal_sight(
-            jnp.array([0, rows], jnp.int32),
-            jnp.zeros((1, 1), jnp.int32),
-            jnp.zeros((1,), jnp.int32),
-            positions,
-            max_queries=rows,
-        )
-        return net.step(
-            net.embed(ids, _no_head), states, positions, lambda i: paged(decoder, pages, i, sight)
-        )[0]
+        sights: dict[LayerKind, Sight] = {
+            kind: causal_sight(
+                jnp.array([0, rows], jnp.int32),
+                jnp.zeros((1, 1), jnp.int32),
+                jnp.zeros((1,), jnp.int32),
+                positions,
+                max_queries=rows,
+                window=window,
+            )
+            for kind, window in decoder.windows.items()
+        }
+        see = paged_layers(decoder, pages, sights)
+        return net.step(net.embed(ids, _no_head), states, positions, see)[0]
 
     places = jnp.asarray(positions, jnp.int32)
     return np.asarray(run(jnp.asarray(states), jnp.asarray(next_tokens, jnp.int32), places))

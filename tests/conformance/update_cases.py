@@ -30,10 +30,10 @@ def run_block_updates(folder: Path) -> None:
     objective = DFlashObjective(
         config=loaded.drafter.config, gamma=meta_of(start)["loss_decay_gamma"], chunk_blocks=4
     )
-    micro = [batch, jax.tree.map(lambda a: a[::-1], batch)]
     counted = {int(name.split(".")[1].removeprefix("micro")) for name in recorded}
+    micro = [batch, jax.tree.map(lambda a: a[::-1], batch)][: len(counted)]
     assert counted == set(range(len(micro))), (
-        f"{folder.name}: micro-batches {counted}; meta tells of {len(micro)}"
+        f"{folder.name}: micro-batches {sorted(counted)}; the rows of 0 and 1 are known, no others"
     )
     schedule = learning_rate_schedule(
         meta["scheduler"],

@@ -80,6 +80,18 @@ def test_a_wrong_setting_is_named(write, text, overrides, message):
             "objective.confidence_weight: expected 1.0 .* without a confidence head",
         ),
         (["method=eagle", "objective.noise=none", "objective.noise_width=1"], "without noise, got 1.0"),
+        *(
+            (
+                [
+                    f"method={method}",
+                    "drafter.num_layers=1",
+                    "drafter.layer_kinds=[full]",
+                    "drafter.window=8",
+                ],
+                "drafter.window: expected None .* without a window layer, got 8",
+            )
+            for method in ("dflash", "eagle3")
+        ),
         (["method=eagle3", "objective.kl_decay=2"], "objective.kl_decay: .* without loss lk_lambda"),
         *(
             ([f"method={method}", "training.gradient_checkpointing=true"], "expected False .* got True")

@@ -196,6 +196,8 @@ RECIPES: Mapping[str, type[Recipe]] = {
 def _check_layers(drafter: BlockDrafterPart | EagleSizes) -> None:
     if (drafter.layer_kinds is not None and "window" in drafter.layer_kinds) and drafter.window is None:
         raise ValueError("drafter.window: expected a size for the window layers, got None; set it")
+    if drafter.layer_kinds is not None and "window" not in drafter.layer_kinds:
+        _check_unread(drafter, ("window",), "a window layer", "drafter")
     if drafter.layer_kinds is not None and len(drafter.layer_kinds) != drafter.num_layers:
         raise ValueError(
             f"drafter.layer_kinds: expected {drafter.num_layers} (num_layers), got {len(drafter.layer_kinds)}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -97,6 +98,16 @@ def statuses(world: World, drafter: Path, data: Path | None, *, decode: bool = F
     subject = open_subject(str(world.model), str(drafter), data, "float32")
     verdict = check(subject, Extent(samples=HELD_OUT, tokens=24, decode=decode))
     return {f.step: (f.status, f.said) for f in verdict.findings}, verdict.diagnosis
+
+
+def copied(drafter: Path, folder: Path, **config) -> Path:
+    """A drafter without its contract, with changes to config.json; to parts of it where a value is a mapping."""
+    shutil.copytree(drafter, folder, ignore=shutil.ignore_patterns("feature_contract.json"))
+    values = json.loads((folder / "config.json").read_text())
+    for key, value in config.items():
+        values[key] = values[key] | value if isinstance(value, dict) else value
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
 
 
 def failing(found) -> set[int]:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from rule_models import (
     LAYER_IDS,
     World,
     contract_file,
+    copied,
     failing,
     rule_texts,
     statuses,
@@ -43,15 +43,6 @@ def sound(world):
     folder = world.folder / "sound"
     config, params = train_block_drafter(world)
     save_dflash(folder, config, params, files=contract_file(world.frozen.target))
-    return folder
-
-
-def copied(sound: Path, folder: Path, **config) -> Path:
-    """The drafter without its contract, with changes to config.json."""
-    shutil.copytree(sound, folder, ignore=shutil.ignore_patterns("feature_contract.json"))
-    values = json.loads((folder / "config.json").read_text())
-    values["dflash_config"] |= config.pop("dflash_config", {})
-    (folder / "config.json").write_text(json.dumps(values | config))
     return folder
 
 

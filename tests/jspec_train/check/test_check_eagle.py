@@ -1,26 +1,21 @@
 """The steps for EAGLE and EAGLE-3: sound drafters pass, each planted fault is named by its step."""
 
 import dataclasses
-import json
 import shutil
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from rule_models import (
-    HELD_OUT,
     LAYER_IDS,
     contract_file,
+    copied,
     failing,
-    rule_texts,
     statuses,
     train_eagle,
     train_eagle3,
-    write_samples,
 )
-from safetensors.numpy import load_file, save_file
 
 from jspec.checkpoints.eagle_save import save_eagle
 from jspec.drafters.eagle_init import eagle_config_for, init_eagle_params
@@ -37,14 +32,6 @@ def sound(world):
     folder = world.folder / "eagle3"
     config, params = train_eagle3(world)
     save_eagle(folder, config, params, files=contract_file(world.frozen.target))
-    return folder
-
-
-def copied(sound: Path, folder: Path, **config) -> Path:
-    """The drafter without its contract, with changes to config.json."""
-    shutil.copytree(sound, folder, ignore=shutil.ignore_patterns("feature_contract.json"))
-    values = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(values | config))
     return folder
 
 
@@ -99,26 +86,6 @@ def test_swapped_layers_are_named(world, sound, tmp_path):
     found, _ = statuses(world, drafter, None)
     assert failing(found) == {2}
     assert "set eagle_aux_hidden_state_layer_ids to the layers" in found[2][1]
-
-
-def test_another_template_is_named(world, sound, tmp_path):
-    ids = rule_texts(HELD_OUT, seed=8)
-    data = write_samples(tmp_path / "data", world.model, ids, template="0" * 64)
-    found, _ = statuses(world, sound, data)
-    assert failing(found) == {1}
-    assert "chat template 000000000000 in the data" in found[1][1]
-
-
-def test_a_missing_tensor_is_named(world, sound, tmp_path):
-    for name in ("d2t", "midlayer.mlp.up_proj.weight"):
-        drafter = copied(sound, tmp_path / name)
-        tensors = load_file(drafter / "model.safetensors")
-        del tensors[name]
-        save_file(tensors, drafter / "model.safetensors")
-        found, _ = statuses(world, drafter, world.samples)
-        assert failing(found) == {8}
-        assert name.removeprefix("midlayer.") in found[8][1]
-        assert "did not load (step 8)" in found[3][1]
 
 
 @pytest.mark.parametrize("options", [dict(mask_token_id=31, num_layers=2, window=3), dict(window=3)])

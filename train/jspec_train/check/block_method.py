@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,20 +10,22 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jspec.drafters.dflash import DFlash, check_target, dflash_leaves, dflash_net
-from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, draft_logits
+from jspec.drafters.dflash_net import DFlashConfig
 from jspec.features import layer_outputs
 from jspec.net import Leaf, Params
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.block_pass import training_hidden
 from jspec.objectives.blocks import Blocks, block_targets
 from jspec.objectives.dflash import DFlashObjective, SelectorTerm
-from jspec.objectives.frozen import DraftTables, Tables
+from jspec.objectives.draft_rows import row_logits, training_embed
+from jspec.objectives.frozen import Tables
 from jspec.sampling import empty_table
 from jspec.targets.config import DecoderConfig
 from jspec.targets.target import Target
 from jspec.targets.view import TargetView
-from jspec_train.check.method import Drafted, Input, Predictions, Trained
+from jspec_train.check.method import Drafted, Input, Trained
 from jspec_train.check.paged import shared_context, whole_text
+from jspec_train.check.predictions import Predictions, predictions_of
 from jspec_train.check.texts import Texts
 
 
@@ -112,11 +113,8 @@ class BlockMethod:
         """The drafted rows of every block. They read no token of the text but the anchor."""
         config = self.config
         if given.rope is not None:
-            config = dataclasses.replace(
-                config, decoder=dataclasses.replace(self.decoder, full_rope=given.rope)
-            )
-        correct, loss, known = _figures(config, params, tables, batch, blocks, labels, jnp.int32(given.ahead))
-        return Predictions(correct=correct, loss=loss, known=known)
+            config = dataclasses.replace(config, decoder=self.decoder.with_rope(given.rope))
+        return _predictions(config, params, tables, batch, blocks, labels, jnp.int32(given.ahead))
 
     def computed(self, params: Params, tables: Tables, texts: Texts, drafted: Drafted) -> jnp.ndarray:
         """Hidden states of every block, by dense attention over known text."""
@@ -145,12 +143,6 @@ class BlockMethod:
         return Drafted(tokens=np.stack(tokens), compared=np.stack(hidden))
 
 
-def embedding_of(net: DFlashNet, tables: Tables) -> Callable[[Array], Array]:
-    """The drafter's own embedding if it has one, else the target's."""
-    own = net.embedding
-    return tables.embed if own is None else lambda ids: jnp.take(own[...], ids, axis=0)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _one_text(
     drafter: DFlash,
@@ -177,7 +169,7 @@ def _dense_hidden(
     config: DFlashConfig, params: Params, tables: Tables, batch: TrainBatch, blocks: Blocks
 ) -> Float[Array, "texts anchors block hidden"]:
     net = dflash_net(config, params)
-    embed = embedding_of(net, tables)
+    embed = training_embed(net, tables)
 
     def one(text: tuple[TrainBatch, Blocks]) -> Array:
         batch, blocks = jax.tree.map(lambda a: a[None], text)
@@ -188,7 +180,7 @@ def _dense_hidden(
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def _figures(
+def _predictions(
     config: DFlashConfig,
     params: Params,
     tables: Tables,
@@ -196,12 +188,12 @@ def _figures(
     blocks: Blocks,
     labels: Int[Array, "texts anchors drafts"],
     bound: Int[Array, ""],
-) -> tuple[Array, Array, Array]:
-    """(correct, loss, known) of every drafted row, one text at a time."""
+) -> Predictions:
+    """Of every drafted row, one text at a time."""
     net = dflash_net(config, params)
-    embed = embedding_of(net, tables)
+    embed = training_embed(net, tables)
 
-    def one(text: tuple[TrainBatch, Blocks, Array]) -> tuple[Array, Array, Array]:
+    def one(text: tuple[TrainBatch, Blocks, Array]) -> Predictions:
         batch, blocks, labels = jax.tree.map(lambda a: a[None], text)
         targets = block_targets(batch, blocks, block_size=config.block_size)
         # The training code with its bound moved: anchors further on, and the tokens moved with them, so
@@ -209,23 +201,9 @@ def _figures(
         moved = dataclasses.replace(batch, ids=jnp.roll(batch.ids, bound, axis=1))
         further = dataclasses.replace(blocks, anchors=jnp.where(blocks.keep, blocks.anchors + bound, 0))
         hidden = training_hidden(net, embed, moved, further, targets)[0, :, 1:]
-        logits = draft_logits(config, tables.logits(hidden.reshape(-1, hidden.shape[2])))
-        return scored(logits, labels[0], tables)
+        return predictions_of(row_logits(config, tables, hidden), labels[0], tables)
 
     return jax.lax.map(one, (batch, blocks, labels))
-
-
-def scored(
-    logits: Float[Array, "rows draft_vocabulary"], labels: Int[Array, "anchors drafts"], tables: Tables
-) -> tuple[Array, Array, Array]:
-    """(correct, loss, known) of rows that are asked for these tokens."""
-    columns = labels.reshape(-1)
-    if isinstance(tables, DraftTables):
-        columns = tables.columns[columns]
-    gold = jnp.take_along_axis(logits, jnp.maximum(columns, 0)[:, None], axis=1)[:, 0]
-    loss = jax.nn.logsumexp(logits, axis=1) - gold
-    correct = jnp.argmax(logits, axis=1) == columns
-    return correct.reshape(labels.shape), loss.reshape(labels.shape), (columns >= 0).reshape(labels.shape)
 
 
 def _row(values: list[float]) -> str:

@@ -22,15 +22,15 @@ from jspec.objectives.depth_samples import DepthSample
 from jspec.objectives.eagle import EagleObjective
 from jspec.objectives.eagle3 import Eagle3Objective
 from jspec.objectives.eagle_pass import first_pass, rollouts
-from jspec.objectives.frozen import DraftTables, Tables
+from jspec.objectives.frozen import Tables
 from jspec.objectives.peagle import PEagleObjective, parallel_states
 from jspec.sampling import empty_table
 from jspec.targets.config import DecoderConfig
 from jspec.targets.target import Target
 from jspec.targets.view import TargetView
-from jspec_train.check.block_method import scored
-from jspec_train.check.method import Drafted, Input, Predictions, Trained
+from jspec_train.check.method import Drafted, Input, Trained
 from jspec_train.check.paged import shared_context, whole_text
+from jspec_train.check.predictions import Predictions, predictions_of
 from jspec_train.check.texts import Texts
 
 
@@ -121,19 +121,16 @@ class EagleMethod:
         """Every depth of the rows that begin at the anchors, fed with the tokens of the text."""
         config = self.config
         if given.rope is not None:
-            windows = "window" in self.decoder.windows
-            decoder = dataclasses.replace(
-                self.decoder, full_rope=given.rope, window_rope=given.rope if windows else None
-            )
-            config = dataclasses.replace(config, decoder=decoder)
+            config = dataclasses.replace(config, decoder=self.decoder.with_rope(given.rope))
         read = dataclasses.replace(batch, ids=jnp.roll(batch.ids, -given.tokens, axis=1))
-        correct, loss, known = _figures(config, params, tables, read, blocks, labels, jnp.int32(given.ahead))
-        return Predictions(correct=correct, loss=loss, known=known)
+        return _predictions(config, params, tables, read, blocks, labels, None, jnp.int32(given.ahead))
 
     def computed(self, params: Params, tables: Tables, texts: Texts, drafted: Drafted) -> jnp.ndarray:
         """Probabilities of the drafted tokens when the training code is fed with them."""
         tokens = jnp.asarray(drafted.tokens)
-        return _path_probabilities(self.config, params, tables, texts.batch, texts.blocks, tokens)
+        path = jnp.maximum(tokens, 0)
+        found = _predictions(self.config, params, tables, texts.batch, texts.blocks, path, path, jnp.int32(0))
+        return jnp.where((tokens >= 0) & found.known, jnp.exp(-found.loss), 0)[..., None]
 
     def trained(self, params: Params, tables: Tables, texts: Texts) -> Trained:
         """Teacher-forced on the text; and the metrics of the loss, against the target's distribution."""
@@ -203,7 +200,7 @@ def _states(
     blocks: Blocks,
     drafts: int,
     path: Int[Array, "rows anchors later"] | None,
-    ahead: Int[Array, ""] | int,
+    ahead: Int[Array, ""],
 ) -> Float[Array, "rows anchors drafts hidden"]:
     """States of the rows that begin at the anchors, at every depth that is drafted."""
     places = jnp.where(blocks.keep, blocks.anchors - 1, 0)
@@ -225,47 +222,23 @@ def _states(
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def _figures(
+def _predictions(
     config: EagleConfig,
     params: Params,
     tables: Tables,
     batch: TrainBatch,
     blocks: Blocks,
     labels: Int[Array, "texts anchors drafts"],
+    path: Int[Array, "texts anchors drafts"] | None,
     ahead: Int[Array, ""],
-) -> tuple[Array, Array, Array]:
-    """(correct, loss, known) of every drafted row, one text at a time."""
+) -> Predictions:
+    """Of every drafted row, one text at a time; rows are fed with `path`, or with the text."""
     net = eagle_net(config, params)
 
-    def one(text: tuple[TrainBatch, Blocks, Array]) -> tuple[Array, Array, Array]:
-        batch, blocks, labels = jax.tree.map(lambda a: a[None], text)
-        states = _states(net, tables, batch, blocks, labels.shape[2], None, ahead)
-        return scored(net.logits(states.reshape(-1, states.shape[3]), tables.logits), labels[0], tables)
-
-    return jax.lax.map(one, (batch, blocks, labels))
-
-
-@functools.partial(jax.jit, static_argnames="config")
-def _path_probabilities(
-    config: EagleConfig,
-    params: Params,
-    tables: Tables,
-    batch: TrainBatch,
-    blocks: Blocks,
-    tokens: Int[Array, "texts anchors drafts"],
-) -> Float[Array, "texts anchors drafts 1"]:
-    net = eagle_net(config, params)
-
-    def one(text: tuple[TrainBatch, Blocks, Array]) -> Array:
-        batch, blocks, tokens = jax.tree.map(lambda a: a[None], text)
-        path = jnp.maximum(tokens, 0)
-        states = _states(net, tables, batch, blocks, tokens.shape[2], path, 0)
+    def one(text: tuple[TrainBatch, Blocks, Array, Array | None]) -> Predictions:
+        batch, blocks, labels, path = jax.tree.map(lambda a: a[None], text)
+        states = _states(net, tables, batch, blocks, labels.shape[2], path, ahead)
         logits = net.logits(states.reshape(-1, states.shape[3]), tables.logits)
-        columns = path.reshape(-1)
-        if isinstance(tables, DraftTables):
-            columns = tables.columns[columns]
-        probs = jnp.take_along_axis(jax.nn.softmax(logits, axis=1), jnp.maximum(columns, 0)[:, None], axis=1)
-        real = (tokens.reshape(-1) >= 0) & (columns >= 0)
-        return jnp.where(real[:, None], probs, 0).reshape(*tokens.shape[1:], 1)
+        return predictions_of(logits.reshape(*labels.shape[1:], -1), labels[0], tables)
 
-    return jax.lax.map(one, (batch, blocks, tokens))
+    return jax.lax.map(one, (batch, blocks, labels, path))

@@ -16,6 +16,7 @@ from jspec.targets.config import DecoderConfig
 from jspec.targets.rope import Rope
 from jspec.targets.target import Target
 from jspec.targets.view import TargetView
+from jspec_train.check.predictions import Predictions
 from jspec_train.check.texts import Texts
 
 
@@ -27,15 +28,6 @@ class Input:
     tokens: int = 0  # every row reads the token so many later, if it reads tokens of the text at all
     ahead: int = 0  # features of so many tokens more are visible
     rope: Rope | None = None  # of all layers
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Predictions:
-    """Of every drafted row; arrays [texts, anchors, drafts]."""
-
-    correct: Array  # the best token is the label
-    loss: Array  # cross-entropy in nats
-    known: Array  # the label can be drafted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

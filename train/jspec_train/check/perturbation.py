@@ -30,10 +30,11 @@ import numpy as np
 
 from jspec.features import layer_outputs
 from jspec.objectives.batch import TrainBatch
+from jspec.targets.config import DecoderConfig
 from jspec.targets.rope import Rope
 from jspec_train.check.finding import STEPS, Finding, failed, not_checkable, passed
 from jspec_train.check.method import Input
-from jspec_train.check.perturbed import Change, Pass, Rows, change
+from jspec_train.check.perturbed import LEAST, Change, Pass, Rows, change
 from jspec_train.check.texts import Texts
 
 ORDER, ALIGNMENT, LEAK, ROPE = 3, 4, 5, 6
@@ -179,12 +180,11 @@ def _alignments(whole: Pass, texts: Texts, base: Rows) -> list[Change]:
     for off, where in ((1, "later"), (-1, "earlier")):
         labels = whole.rows(texts.batch, texts.blocks, Input(labels=off))
         changes.append(change(f"labels one token {where}", base, labels))
+        least = _SHOWS_MORE if off == 1 else LEAST
         if whole.method.reads_tokens:
-            least = _SHOWS_MORE if off == 1 else 0.02
             tokens = whole.rows(texts.batch, texts.blocks, Input(tokens=off))
             changes.append(change(f"tokens one {where} beside the features", base, tokens, least=least))
         features = _with(texts.batch, shifted(texts.batch.features, off))
-        least = _SHOWS_MORE if off == 1 else 0.02
         rows = whole.rows(features, texts.blocks)
         changes.append(change(f"features of one token {where}", base, rows, least=least))
     return changes
@@ -211,18 +211,21 @@ def _leaks(whole: Pass, texts: Texts, base: Rows) -> list[Change]:
 
 
 def _ropes(whole: Pass, texts: Texts, base: Rows, target_rope: Rope) -> list[Change]:
-    """Other bases, and the target's whole rule."""
-    own = whole.method.decoder.full_rope
-    ropes = [target_rope, *(dataclasses.replace(own, theta=theta) for theta in _THETAS)]
-    ropes += [dataclasses.replace(own, scaling=None), dataclasses.replace(own, theta=target_rope.theta)]
-    changes = []
-    for rope in dict.fromkeys(ropes):
-        if rope == own:
-            continue
-        changes.append(
-            change(_rope_name(rope), base, whole.rows(texts.batch, texts.blocks, Input(rope=rope)))
-        )
-    return changes
+    return [
+        change(_rope_name(rope), base, whole.rows(texts.batch, texts.blocks, Input(rope=rope)))
+        for rope in other_ropes(whole.method.decoder, target_rope)
+    ]
+
+
+def other_ropes(decoder: DecoderConfig, target_rope: Rope) -> list[Rope]:
+    """What all layers could turn by instead: the target's whole rule, and other bases of each of their own."""
+    stated = {decoder.rope(kind) for kind in decoder.windows}
+    ropes = [target_rope]
+    for kind in decoder.windows:
+        own = decoder.rope(kind)
+        ropes += [dataclasses.replace(own, theta=theta) for theta in (*_THETAS, target_rope.theta)]
+        ropes.append(dataclasses.replace(own, scaling=None))
+    return [rope for rope in dict.fromkeys(ropes) if stated != {rope}]
 
 
 def _rope_name(rope: Rope) -> str:

@@ -12,6 +12,8 @@ from jspec.objectives.blocks import Blocks
 from jspec.objectives.frozen import Tables
 from jspec_train.check.method import CheckedMethod, Input
 
+LEAST = 0.02  # gain in accuracy that accuses a change which shows the drafter nothing more
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows:
@@ -97,7 +99,7 @@ def shifted_labels(
 
 
 def change(
-    name: str, before: Rows, after: Rows, *, least: float = 0.02, position: int | None = None
+    name: str, before: Rows, after: Rows, *, least: float = LEAST, position: int | None = None
 ) -> Change:
     """Compares two inputs on the rows that both count.
 

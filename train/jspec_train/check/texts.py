@@ -12,6 +12,7 @@ from jspec.features import check_names
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.blocks import Blocks
 from jspec_train.data.batches import Samples
+from jspec_train.decoding import spread
 from jspec_train.sample import Sample
 
 _ROUNDED = 64
@@ -56,11 +57,7 @@ def choose_samples(
         anchors = anchors_of(sample, block_size=block_size, tokens=tokens, limit=limit)
         if anchors.size:
             chosen.append(cut(sample, int(anchors[-1]) + block_size + 1))
-    return (
-        tuple(chosen[i * len(chosen) // count] for i in range(count))
-        if len(chosen) > count
-        else tuple(chosen)
-    )
+    return tuple(chosen[i] for i in spread(len(chosen), count))
 
 
 def cut(sample: Sample, length: int) -> Sample:
