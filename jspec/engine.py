@@ -26,6 +26,7 @@ from jspec.settings import Settings
 from jspec.targets.view import TargetView
 from jspec.text.tokenizer import Tokenizer
 from jspec.timings import Timings
+from pallas_kernels.attention.pages import PAGE_MULTIPLE
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ class Engine:
           eos_ids: ids that end every request unless it ignores them.
           max_slots: requests that run together.
           max_context: tokens of prompt and answer per request; None = the model's own limit.
-          page_size: cache rows per page.
+          page_size: cache rows per page. The kernels for TPUs need a multiple of 128; with another size attention is
+            plain XLA there, which the log says.
           cache_tokens: rows of the cache over all requests; None = max_slots x max_context.
           cache_dtype: of keys and values.
           chunks: prompt tokens per prefill round (besides the one that every lane has), ascending.
@@ -93,6 +95,12 @@ class Engine:
         self._check_sizes(chunks, page_size, cache_tokens)
         self._check_rules()
         self.page_size, self.cache_tokens = page_size, cache_tokens
+        if jax.default_backend() == "tpu" and page_size % PAGE_MULTIPLE:
+            log.warning(
+                "attention: plain XLA instead of the kernels for TPU, as page_size %d is no multiple of %d",
+                page_size,
+                PAGE_MULTIPLE,
+            )
         self.max_stop_ids = max_stop_ids
         self.ladder = Ladder(max_slots=max_slots, draft_length=drafter.draft_length, chunks=tuple(chunks))
         self._pool = PagePool(

@@ -1,16 +1,16 @@
 """Attention and commit on a mesh: every device has some KV heads, their pages, and the queries that read them.
 
-The mesh is the one in use (`jax.set_mesh`); without one, or where it does not divide the KV heads, both run as
-they are. Neither needs a collective.
+The mesh is the one in use (`jax.set_mesh`); where it does not divide the KV heads, every device has all of them.
+Neither needs a collective.
 """
 
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jspec.sharding import MESH_AXES
+from jspec.sharding import MESH_AXES, on_every_device
 from pallas_kernels.attention.api import attend as attend_here
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight
@@ -18,8 +18,6 @@ from pallas_kernels.commit.api import commit_rows as commit_here
 
 _AXIS = MESH_AXES["kv_heads"]
 _WHOLE = PartitionSpec()
-_ROWS = PartitionSpec(None, _AXIS)  # [rows, heads, size]
-_LAYERS = PartitionSpec(None, None, _AXIS)  # pools, and rows of all layers
 
 
 def attend(
@@ -38,11 +36,9 @@ def attend(
     def run(q: Array, k_new: Array, v_new: Array, pages: Pages, sight: Sight) -> Any:
         return attend_here(q, k_new, v_new, pages, layer, sight, scale=scale, softcap=softcap)
 
-    mesh = _mesh(k_new.shape[1])
-    if mesh is not None:
-        specs = (_ROWS, _ROWS, _ROWS, _LAYERS, _WHOLE)
-        # Kernels do not say over which axes their results vary.
-        run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=_ROWS, check_vma=False)
+    axis = _axis(k_new.shape[1])
+    rows, pools = PartitionSpec(None, axis), PartitionSpec(None, None, axis)
+    run = on_every_device(run, in_specs=(rows, rows, rows, pools, _WHOLE), out_specs=rows)
     return run(q, k_new, v_new, pages, sight)
 
 
@@ -55,15 +51,15 @@ def commit_rows(
     lengths: Int[Array, "lanes"],
 ) -> Pages:
     """See `pallas_kernels.commit.api.commit_rows`."""
-    run = commit_here
-    mesh = _mesh(k_new.shape[2])
-    if mesh is not None:
-        specs = (_LAYERS, _LAYERS, _LAYERS, _WHOLE, _WHOLE, _WHOLE)
-        run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=_LAYERS, check_vma=False)
+    layers = PartitionSpec(None, None, _axis(k_new.shape[2]))  # of pools, and of rows
+    run = on_every_device(
+        commit_here, in_specs=(layers, layers, layers, _WHOLE, _WHOLE, _WHOLE), out_specs=layers
+    )
     return run(pages, k_new, v_new, path, page_table, lengths)
 
 
-def _mesh(kv_heads: int) -> AbstractMesh | None:
+def _axis(kv_heads: int) -> str | None:
+    """The mesh axis that the KV heads are split over; None = they are whole."""
     mesh = jax.sharding.get_abstract_mesh()
-    parts = mesh.shape.get(_AXIS, 1)
-    return mesh if parts > 1 and kv_heads % parts == 0 else None
+    parts = 1 if _AXIS in mesh.manual_axes else mesh.shape.get(_AXIS, 1)
+    return _AXIS if parts > 1 and kv_heads % parts == 0 else None

@@ -1,12 +1,14 @@
 """The compiled programs of an engine: one per (kind, bucket), never more."""
 
 import collections
+import contextlib
 import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
 from jspec.buckets import Bucket
@@ -75,8 +77,14 @@ class Programs:
     `traces` counts how often each (kind, bucket) was traced; more than once is a fault.
     """
 
-    def __init__(self, method: Method):
-        self.method = method
+    def __init__(self, method: Method, mesh: Mesh | None = None):
+        """Compiles nothing yet.
+
+        Args:
+          method: static.
+          mesh: in use while the three programs run; None = one device.
+        """
+        self.method, self._mesh = method, mesh
         self.traces: collections.Counter[tuple[str, Bucket | None]] = collections.Counter()
         self._propose = jax.jit(self._counted("propose", propose), static_argnames="bucket")
         self._execute = jax.jit(self._counted("execute", execute), static_argnames="bucket")
@@ -85,6 +93,9 @@ class Programs:
         )
         self._admit = jax.jit(admit, donate_argnums=0)
         self._halt = jax.jit(halt, donate_argnums=0)
+
+    def _devices(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
     def _counted(self, kind: str, program: Any) -> Any:
         def traced(*args: Any, bucket: Bucket, **kwargs: Any) -> Any:
@@ -111,13 +122,15 @@ class Programs:
         most = bucket.nodes - int(np.sum(lanes >= 0))
         if not 0 <= budget <= most:
             raise ValueError(f"budget: expected 0 to {most} draft tokens in {bucket}, got {budget}")
-        return self._propose(models, state, lanes, certain_lengths, np.int32(budget), bucket=bucket)
+        with self._devices():
+            return self._propose(models, state, lanes, certain_lengths, np.int32(budget), bucket=bucket)
 
     def execute(
         self, bucket: Bucket, models: Models, nodes: Nodes, cache: Cache, lanes: np.ndarray
     ) -> Executed:
         """See `jspec.decode.execute`."""
-        return self._execute(models, nodes, cache, lanes, bucket=bucket)
+        with self._devices():
+            return self._execute(models, nodes, cache, lanes, bucket=bucket)
 
     def settle(
         self,
@@ -130,9 +143,10 @@ class Programs:
         mask_bits: np.ndarray | None = None,
     ) -> tuple[State, Report]:
         """See `jspec.decode.settle`; `state` is donated."""
-        return self._settle(
-            models, round_, executed, state=state, lanes=lanes, mask_bits=mask_bits, bucket=bucket
-        )
+        with self._devices():
+            return self._settle(
+                models, round_, executed, state=state, lanes=lanes, mask_bits=mask_bits, bucket=bucket
+            )
 
     def admit(self, state: State, admission: Admission) -> State:
         """See `admit`; `state` is donated."""

@@ -13,6 +13,7 @@ from jspec.prefix_cache import PrefixCache
 from jspec.programs import Admission, Programs
 from jspec.request import Request
 from jspec.sampling import settings_row
+from jspec.sharding import mesh_of
 from jspec.slots import empty_slots
 from jspec.targets.view import TargetView
 from jspec.timings import Stopwatch, Timings
@@ -37,7 +38,7 @@ class Runner:
         """Allocates the state; arguments as for `jspec.engine.Engine`."""
         target, drafter = method.target, method.drafter
         self.method, self.models = method, models
-        self.programs = Programs(method)
+        self.programs = Programs(method, mesh_of(models))
         self.prefixes = prefixes
         self.free_slots = list(range(max_slots))
         self.generations = [0] * max_slots  # requests that each slot has had

@@ -1,6 +1,6 @@
 """One table from logical axis names to mesh axes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,34 @@ def make_mesh(*, tensor: int, data: int = 1, devices: Sequence[Any] | None = Non
     if min(tensor, data) < 1 or len(devices) < tensor * data:
         raise ValueError(f"mesh: expected data {data} x tensor {tensor} devices, got {len(devices)}")
     return Mesh(np.array(devices[: data * tensor]).reshape(data, tensor), ("data", "tensor"))
+
+
+def mesh_of(arrays: Any) -> Mesh | None:
+    """The mesh of several devices on which a pytree's leaves lie; None if they are on one device."""
+    for leaf in jax.tree.leaves(arrays):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+            return sharding.mesh
+    return None
+
+
+def on_every_device(run: Callable[..., Any], *, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`run`, called by each device of the mesh in use (`jax.set_mesh`) with its own part; without one, as it is.
+
+    For what may be a kernel: the compiler cannot split one, and JAX refuses to lower it for several devices even
+    where all of them have everything.
+
+    Args:
+      run: of arrays; needs no collective.
+      in_specs: how its arguments are split.
+      out_specs: how its results are.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = set(mesh.axis_names) - set(mesh.manual_axes)
+    if not axes:
+        return run
+    # Kernels do not say over which axes their results vary.
+    return jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
 
 
 def leaf_sharding(axes: Sequence[str], units: Mapping[str, int], mesh: Mesh) -> NamedSharding:

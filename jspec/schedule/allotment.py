@@ -6,8 +6,10 @@ no draft token is thrown away because of what it is, or of what would have follo
 """
 
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from jspec.sharding import on_every_device
 from pallas_kernels.survival.api import allot as survival_allot
 
 # Less than this is never worth a node.
@@ -49,4 +51,5 @@ def allot(
     lanes, drafts = survival.shape
     if not drafts:
         return jnp.zeros((lanes,), jnp.int32)
-    return survival_allot(survival, lengths, slots, budget, least, drafts if most is None else most, epsilon)
+    run = on_every_device(survival_allot, in_specs=PartitionSpec(), out_specs=PartitionSpec())
+    return run(survival, lengths, slots, budget, least, drafts if most is None else most, epsilon)

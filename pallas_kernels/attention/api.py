@@ -6,7 +6,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention import reference, tpu
-from pallas_kernels.attention.pages import Pages
+from pallas_kernels.attention.pages import PAGE_MULTIPLE, Pages
 from pallas_kernels.attention.sight import Sight
 
 
@@ -112,7 +112,7 @@ def attend(
 
     if implementation == "tpu":
         return kernel(q, k_new, v_new, sight)
-    if implementation == "xla" or pages.page_size % tpu.PAGE_MULTIPLE:
+    if implementation == "xla" or pages.page_size % PAGE_MULTIPLE:
         return xla(q, k_new, v_new, sight)
     return jax.lax.platform_dependent(q, k_new, v_new, sight, tpu=kernel, default=xla)
 
@@ -130,9 +130,9 @@ def _check(
         raise ValueError(
             f'implementation: expected None, "xla" or "tpu", got {implementation!r}; pass one of them'
         )
-    if implementation == "tpu" and pages.page_size % tpu.PAGE_MULTIPLE:
+    if implementation == "tpu" and pages.page_size % PAGE_MULTIPLE:
         raise ValueError(
-            f'pages: expected a page size that is a multiple of {tpu.PAGE_MULTIPLE} for implementation="tpu", '
+            f'pages: expected a page size that is a multiple of {PAGE_MULTIPLE} for implementation="tpu", '
             f'got {pages.page_size}; allocate such pages, or use "xla"'
         )
     num_layers, _, kv_heads, head_size, _ = pages.stored_k.shape

@@ -20,6 +20,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.pytree import pytree, static
+from pallas_kernels.registers import LANES
+
+# Of the page size for kernels of a TPU: other pages would be padded in HBM, and the pool copied for each call.
+PAGE_MULTIPLE = LANES
 
 
 @pytree
@@ -84,7 +88,7 @@ def allocate(
     Args:
       num_layers: of the group.
       num_pages: that lanes can own, in every layer.
-      page_size: tokens per page; a multiple of 128 for the kernels of a TPU.
+      page_size: tokens per page; a multiple of PAGE_MULTIPLE for the kernels of a TPU.
       num_kv_heads: per layer.
       head_size: of keys and of values.
       dtype: of both.

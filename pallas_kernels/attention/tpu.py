@@ -20,8 +20,6 @@ from pallas_kernels.attention.tpu_call import Arrays, Results, Scalars, Scratch
 from pallas_kernels.attention.tpu_kernel import attention_kernel
 from pallas_kernels.registers import LANES, padded_bytes, split_width
 
-PAGE_MULTIPLE = LANES  # shorter pages would be padded in HBM, and the pool copied for each call
-
 
 @functools.partial(jax.jit, static_argnames=("scale", "softcap", "with_logsumexp", "interpret"))
 def attend(

@@ -3,7 +3,7 @@
 import jax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.pages import Pages
+from pallas_kernels.attention.pages import PAGE_MULTIPLE, Pages
 from pallas_kernels.commit import reference, tpu
 
 
@@ -38,10 +38,10 @@ def commit_rows(
         raise ValueError(
             f'implementation: expected None, "xla" or "tpu", got {implementation!r}; pass one of them'
         )
-    fits = pages.page_size % tpu.PAGE_MULTIPLE == 0
+    fits = pages.page_size % PAGE_MULTIPLE == 0
     if implementation == "tpu" and not fits:
         raise ValueError(
-            f'pages: expected a page size that is a multiple of {tpu.PAGE_MULTIPLE} for implementation="tpu", '
+            f'pages: expected a page size that is a multiple of {PAGE_MULTIPLE} for implementation="tpu", '
             f'got {pages.page_size}; allocate such pages, or use "xla"'
         )
     if pages.stored_k.shape[0] == 0 or path.size == 0:

@@ -18,8 +18,6 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.registers import LANES, load_parts, padded_bytes, split_width, store_parts
 
-PAGE_MULTIPLE = LANES  # as in attention
-
 
 class Scalars(NamedTuple):
     """What the kernel's loops are bounded by, in scalar memory."""

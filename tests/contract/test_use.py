@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from contract.engines import TABLE, VOCABULARY, engine, shared
@@ -201,3 +202,17 @@ def test_warm_engine_compiles_nothing_more_and_has_drawn_nothing():
 def test_sizes_of_the_cache_are_refused_by_their_own_name(options, message):
     with pytest.raises(ValueError, match=message):
         engine("plain", **options)
+
+
+def test_pages_that_kernels_for_a_tpu_cannot_take_are_told(monkeypatch, caplog):
+    def told(page_size: int) -> list[str]:
+        caplog.clear()
+        engine("plain", page_size=page_size)
+        return [r.getMessage() for r in caplog.records if "plain XLA" in r.getMessage()]
+
+    assert not told(4)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert told(4) == [
+        "attention: plain XLA instead of the kernels for TPU, as page_size 4 is no multiple of 128"
+    ]
+    assert not told(128)

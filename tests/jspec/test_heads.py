@@ -1,19 +1,28 @@
-"""Attention and commit over split heads, in a process of its own that sees two CPU devices."""
+"""Rounds over split heads, in a process of its own that sees two CPU devices."""
 
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+
+TARGET = Path(__file__).parents[1] / "data" / "targets" / "llama_plain"
 
 SCRIPT = textwrap.dedent("""
-    import functools
+    import sys
 
     import jax
     import jax.numpy as jnp
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
 
+    from jspec.checkpoints.target import load_target
+    from jspec.decode import Method, Models
+    from jspec.drafters.plain import plain
+    from jspec.engine import Engine
     from jspec.heads import attend, commit_rows
+    from jspec.schedule.allotment import allot
+    from jspec.settings import Settings
     from jspec.sharding import make_mesh
     from pallas_kernels.attention.pages import allocate
     from pallas_kernels.attention.sight import causal_sight
@@ -24,37 +33,81 @@ SCRIPT = textwrap.dedent("""
     def run(q, k, v, pages, table):
         pages = commit_rows(pages, k, v, ints([[0, 1, 2], [3, 4, -1]]), table, ints([0, 0]))
         sight = causal_sight(ints([0, 3, 5]), table, ints([3, 2]), ints([3, 4, 5, 2, 3]), max_queries=3)
-        return attend(q, k[1], v[1], pages, 1, sight, scale=0.5), pages
+        verify_lengths = allot(q[:2, 0], ints([2, 3]), ints([0, 1]), 4)
+        return attend(q, k[1], v[1], pages, 1, sight, scale=0.5), pages, verify_lengths
 
-    mesh = make_mesh(tensor=2)
-    split = NamedSharding(mesh, PartitionSpec(None, None, "tensor"))
-    for kv_heads in (2, 3):  # divided, whole on both
+    def arguments(kv_heads, page_size):
         rng = np.random.default_rng(0)
-        q = jnp.asarray(rng.normal(size=(5, 2 * kv_heads, 4)), jnp.float32)
+        q = jnp.asarray(rng.random(size=(5, 2 * kv_heads, 4)), jnp.float32)
         k, v = (jnp.asarray(rng.normal(size=(2, 5, kv_heads, 4)), jnp.float32) for _ in range(2))
         pages = allocate(
-            num_layers=2, num_pages=4, page_size=2, num_kv_heads=kv_heads, head_size=4, dtype=jnp.float32
+            num_layers=2, num_pages=4, page_size=page_size, num_kv_heads=kv_heads, head_size=4, dtype=jnp.float32
         )
-        table = ints([[2, 0], [1, 3]])
-        whole = jax.jit(run)(q, k, v, pages, table)
+        return q, k, v, pages, ints([[2, 0], [1, 3]])
+
+    heads = PartitionSpec(None, None, "tensor")
+    mesh = make_mesh(tensor=2)
+    for kv_heads in (2, 3):  # divided, whole on both
+        given = arguments(kv_heads, page_size=2)
+        whole = jax.jit(run)(*given)
         if kv_heads == 2:
-            pages = jax.tree.map(lambda leaf: jax.device_put(leaf, split), pages)
+            split = jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, heads)), given[3])
+            given = (*given[:3], split, given[4])
         with jax.set_mesh(mesh):
-            compiled = jax.jit(run).lower(q, k, v, pages, table).compile()
-            parted = jax.jit(run)(q, k, v, pages, table)
+            compiled = jax.jit(run).lower(*given).compile()
+            parted = compiled(*given)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole, parted)
         if kv_heads == 2:
-            assert parted[1].stored_k.sharding.spec == PartitionSpec(None, None, "tensor"), parted[1].stored_k.sharding
+            assert parted[1].stored_k.sharding.spec == heads, parted[1].stored_k.sharding
             assert parted[1].stored_k.addressable_shards[0].data.shape[2] == 1
             assert "all-" not in compiled.as_text()
+
+    # The kernels lower for several TPUs: heads split, whole, and for a caller who has split the rows already.
+    given = jax.eval_shape(lambda: arguments(2, page_size=128))
+    rows = jax.shard_map(
+        run,
+        mesh=make_mesh(data=2, tensor=1),
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        axis_names={"data"},
+        check_vma=False,
+    )
+    jax.jit(rows).trace(*given).lower(lowering_platforms=("tpu",))
+    with jax.set_mesh(mesh):
+        for kv_heads in (2, 3):
+            given = jax.eval_shape(lambda: arguments(kv_heads, page_size=128))
+            text = jax.jit(run).trace(*given).lower(lowering_platforms=("tpu",)).as_text()
+            assert text.count("tpu_custom_call") == 3
+
+    # An engine whose target was loaded to a mesh uses that mesh.
+    tokens = []
+    for chosen in (None, mesh):
+        loaded = load_target(sys.argv[1], dtype="float32", mesh=chosen)
+        engine = Engine(
+            method=Method(target=loaded.target, drafter=plain()),
+            models=Models(target=loaded.params, drafter=()),
+            max_slots=1,
+            max_context=16,
+            page_size=8,
+            chunks=(3,),
+        )
+        tokens.append(engine.generate([[5, 6, 7, 8]], Settings(max_tokens=3))[0].token_ids)
+    assert tokens[0] == tokens[1], tokens
+    assert engine._runner.state.cache.groups[0].pages.stored_k.sharding.spec == heads
     print("equal")
 """)
 
 
 def test_split_heads_give_what_whole_ones_give_without_a_collective():
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"},
+        [sys.executable, "-c", SCRIPT, str(TARGET)],
+        env=os.environ
+        | {
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -10,6 +10,7 @@ import pytest
 from attention_cases import Case, Shape, cases
 from hypothesis import given, settings
 from jax.experimental.pallas import tpu as pltpu
+from race_checks import assert_no_race
 
 from pallas_kernels.attention import tpu
 
@@ -57,6 +58,8 @@ def program(shape: Shape, races: bool):
 def check(case: Case, races: bool) -> None:
     tolerance = 2e-2 if case.shape.dtype == "bfloat16" else 1e-4
     got = program(case.shape, races)(*case.arguments())
+    if races:
+        assert_no_race(got)
     for result, expected in zip(got, case.expected(), strict=True):
         np.testing.assert_allclose(
             np.asarray(result, np.float32), expected, rtol=tolerance, atol=tolerance / 2
