@@ -14,6 +14,7 @@ COUNTED = {
     "attention": ("chain", "tree"),
     "commit": ("round", "chunk"),
     "survival": ("16 chains", "128 trees"),
+    "vocabulary_row": ("nodes", "plain"),
 }
 
 

@@ -1,0 +1,45 @@
+"""Tempering in plain XLA: the definition, and what runs on CPU and GPU."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.vocabulary_row.choices import argmax, draw
+from pallas_kernels.vocabulary_row.filters import filter_floor
+from pallas_kernels.vocabulary_row.tempered import Tempered
+
+
+def temper(
+    logits: Float[Array, "rows vocabulary"],
+    temperature: Float[Array, "rows"],
+    top_k: Int[Array, "rows"],
+    top_p: Float[Array, "rows"],
+    min_p: Float[Array, "rows"],
+    coins: Float[Array, "rows"] | None,
+) -> Tempered:
+    """See `pallas_kernels.vocabulary_row.api.temper`."""
+    sampled = temperature > 0
+    best = jnp.max(logits, axis=1, keepdims=True)
+    shifted = logits - jnp.where(jnp.isfinite(best), best, 0)
+    scaled = jnp.where(sampled[:, None], shifted / jnp.where(sampled, temperature, 1)[:, None], logits)
+
+    top_k = jnp.where(sampled, top_k, 0)
+    top_p = jnp.where(sampled, top_p, 1)
+    min_p = jnp.where(sampled, min_p, 0)
+    floor = jax.lax.cond(
+        jnp.any((top_k > 0) | (top_p < 1) | (min_p > 0)),
+        lambda: jnp.where(sampled, filter_floor(scaled, top_k, top_p, min_p), -jnp.inf),
+        lambda: jnp.full(top_k.shape, -jnp.inf, jnp.float32),
+    )
+    weights = jnp.where(scaled >= floor[:, None], jnp.exp(scaled), 0)
+    log_normaliser = jnp.where(sampled, jnp.log(jnp.sum(weights, axis=1)), 0)
+    drawn = None
+    if coins is not None:
+        # NaN is not above a floor, but must not be skipped either.
+        weights = jnp.where(jnp.isnan(scaled), scaled, weights)
+        drawn = jax.lax.cond(
+            jnp.all(sampled),
+            lambda: draw(weights, coins),
+            lambda: jnp.where(sampled, draw(weights, coins), argmax(logits)),
+        )
+    return Tempered(logits=scaled, log_normaliser=log_normaliser, floor=floor, drawn=drawn)
