@@ -91,7 +91,7 @@ def seconds_of(engine: Engine, repeats: int) -> dict[str, float]:
             ),
         )
         start = time.perf_counter()
-        round_ = jax.block_until_ready(programs.propose(bucket, models, state, lanes, certain))
+        round_ = jax.block_until_ready(programs.propose(bucket, models, state, lanes, certain, draft_length))
         proposed = time.perf_counter()
         executed = jax.block_until_ready(programs.execute(bucket, models, round_.nodes, state.cache, lanes))
         run = time.perf_counter()
