@@ -17,7 +17,8 @@ def test_memory_is_that_of_the_operands_and_no_score_is_kept(generation):
         # Operands and gradients in the kernels' layout; small ones may be moved to the chip, which counts.
         assert program.temporary_bytes <= 2.5 * shape.operand_bytes + 2**23, name
         assert program.largest_made <= shape.operand_bytes, name
-    assert programs[generation].temporary_bytes < COMPILED["qwen3 8b"].score_bytes / 16
+        if name == "qwen3 8b":
+            assert program.temporary_bytes < shape.score_bytes / 16
 
 
 def test_instruction_counts_are_those_of_the_table():
