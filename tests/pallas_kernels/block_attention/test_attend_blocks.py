@@ -1,4 +1,6 @@
-"""Attention of blocks: its memory, and what it refuses."""
+"""Attention of blocks against a dense softmax under a mask, forward and backward."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,11 +9,18 @@ import pytest
 
 from pallas_kernels.block_attention.api import attend_blocks
 
+NAMES = ("q", "k", "v", "k_context", "v_context")
 # rows, blocks, block, tokens, heads, kv_heads, head_size
 SIZES = {
     "several tiles": (2, 21, 7, 300, 4, 2, 8),
     "one tile": (2, 3, 16, 40, 2, 2, 8),
     "long": (1, 2, 130, 20, 1, 1, 8),
+}
+RULES = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": 9},
+    "narrow": {"window": 3},
 }
 
 
@@ -31,6 +40,58 @@ def problem(sizes, dtype=np.float32) -> tuple[dict, jax.Array, jax.Array]:
     anchors[:, -1] = starts[:, -1] = 0  # not kept
     starts[:, 0] = anchors[:, 0]  # at the start of its document
     return arrays, jnp.asarray(starts, jnp.int32), jnp.asarray(anchors, jnp.int32)
+
+
+def dense(q, k, v, k_context, v_context, starts, anchors, *, scale, causal=False, window=None):
+    block, tokens = q.shape[2], k_context.shape[1]
+    group = q.shape[3] // k.shape[3]
+    k, v, k_context, v_context = (jnp.repeat(x, group, axis=-2) for x in (k, v, k_context, v_context))
+    row, token = np.arange(block), np.arange(tokens)[None, None, None]
+    place = anchors[:, :, None, None] + row[None, None, :, None]
+    seen = (token >= starts[:, :, None, None]) & (token < anchors[:, :, None, None])
+    seen = jnp.broadcast_to(seen, (*anchors.shape, block, tokens))
+    own = row[None] <= row[:, None] if causal else np.ones((block, block), bool)
+    if window is not None:
+        seen, own = seen & (token > place - window), own & (row[None] > row[:, None] - window)
+    scores = jnp.einsum("rnihd,rthd->rnhit", q, k_context, precision="highest")
+    inside = jnp.einsum("rnihd,rnjhd->rnhij", q, k, precision="highest")
+    scores = jnp.concatenate(
+        [jnp.where(seen[:, :, None], scores, -jnp.inf), jnp.where(own[None, None, None], inside, -jnp.inf)],
+        axis=-1,
+    )
+    weights = jax.nn.softmax(scores * scale, axis=-1)
+    out = jnp.einsum("rnhit,rthd->rnihd", weights[..., :tokens], v_context, precision="highest")
+    return out + jnp.einsum("rnhij,rnjhd->rnihd", weights[..., tokens:], v, precision="highest")
+
+
+def with_gradients(attend, arrays, starts, anchors):
+    target = jnp.asarray(np.random.default_rng(1).normal(size=arrays["q"].shape), jnp.float32)
+
+    @jax.jit
+    def run(arrays):
+        def loss(arrays):
+            out = attend(**arrays, starts=starts, anchors=anchors)
+            return jnp.sum(out * target), out
+
+        (_, out), grads = jax.value_and_grad(loss, has_aux=True)(arrays)
+        return out, grads
+
+    return run(arrays)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rules"),
+    [("several tiles", name) for name in RULES]
+    + [("one tile", "full"), ("one tile", "window"), ("long", "narrow")],
+)
+def test_outputs_and_gradients_are_those_of_a_masked_softmax(sizes, rules):
+    arrays, starts, anchors = problem(SIZES[sizes])
+    options = RULES[rules] | {"scale": 0.3}
+    expected, expected_grads = with_gradients(functools.partial(dense, **options), arrays, starts, anchors)
+    got, grads = with_gradients(functools.partial(attend_blocks, **options), arrays, starts, anchors)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    for name in NAMES:
+        np.testing.assert_allclose(grads[name], expected_grads[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.optimized
