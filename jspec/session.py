@@ -14,6 +14,7 @@ from jspec.results import Piece, Result, TokenLogProb
 from jspec.runner import Runner
 from jspec.schedule.scheduler import Lanes, Scheduler
 from jspec.settings import Settings
+from jspec.sharding import first_process_decides
 from jspec.timings import Timings
 
 # Called after every round with its requests by lane, its bucket, the round and the report.
@@ -169,7 +170,10 @@ class Session:
             ready=tuple(request.ready for request in active),
             context=sum(request.committed for request in active),
         )
-        bucket = self._scheduler.choose(lanes)
+        # What a host has of old confidences depends on its copies' arrival.
+        chosen = self._scheduler.choose(lanes)
+        count, nodes, chunk = first_process_decides((chosen.lanes, chosen.nodes, chosen.chunk))
+        bucket = Bucket(lanes=count, nodes=nodes, chunk=chunk)
         return self._round(bucket, active, lanes)
 
     def _admit(self) -> None:
