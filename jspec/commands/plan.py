@@ -121,8 +121,10 @@ def program_table(compiled: Compiled) -> Table:
                 f"{program.flops / GB:.1f}",
                 f"{program.accessed_bytes / 1e6:.0f}",
             )
+    table.caption_justify = "left"
     table.caption = (
-        "As the compiler counts: loops once, copies into fast memory too, kernels as they declare themselves."
+        "As the compiler counts: loops once, every branch (a greedy batch takes few of settle's), copies into fast "
+        "memory too, kernels as they declare themselves."
     )
     return table
 
