@@ -23,7 +23,7 @@ from jspec.cut import Finish, cut
 from jspec.drafters.protocol import Committed, Drafter, Text
 from jspec.drafters.simulated import Simulated
 from jspec.packing import commit_path, limit, no_proposal, pack, row_nodes, row_offsets
-from jspec.placement import split_pages, whole
+from jspec.placement import place_state, whole
 from jspec.round import Nodes, Proposal, Verdict
 from jspec.sampling import count_emitted
 from jspec.schedule.allotment import allot
@@ -235,7 +235,7 @@ def settle(
             method, executed, nodes, verdict, block, live & (slots.table.log_probs[rows] >= 0)
         ),
     )
-    return split_pages(State(cache=cache, drafter=drafter, slots=slots)), whole(report)
+    return place_state(State(cache=cache, drafter=drafter, slots=slots)), whole(report)
 
 
 def judge(

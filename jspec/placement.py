@@ -5,27 +5,36 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jax.tree_util import keystr, tree_map_with_path
 
 from jspec.heads import split_axis
+from jspec.sharding import MESH_AXES, parts_of
 from pallas_kernels.attention.pages import Pages
 
 T = TypeVar("T")
 
-
-def page_specs(state: T) -> T:
-    """A spec per array: pages are split over their KV heads, all else is whole on every device."""
-
-    def spec(part: Any) -> Any:
-        if not isinstance(part, Pages):
-            return PartitionSpec()
-        pool = PartitionSpec(None, None, split_axis(part))
-        return jax.tree.map(lambda _: pool, part)
-
-    return jax.tree.map(spec, state, is_leaf=lambda part: isinstance(part, Pages))
+# Of `jspec.decode.State`: a row per slot over the vocabulary, split as the logits that they meet.
+OVER_VOCABULARY = frozenset(
+    {".slots.table.bias", ".slots.history.output_counts", ".slots.history.prompt_seen"}
+)
 
 
-def split_pages(state: T) -> T:
-    """The same arrays, with pages split and integers and flags whole; floats outside of pages as the compiler likes.
+def state_specs(state: T) -> T:
+    """A spec per array: pages are split over their KV heads, some rows over the vocabulary, all else is whole."""
+
+    def spec(path: Any, part: Any) -> Any:
+        if isinstance(part, Pages):
+            pool = PartitionSpec(None, None, split_axis(part))
+            return jax.tree.map(lambda _: pool, part)
+        if keystr(path) in OVER_VOCABULARY and parts_of("vocabulary", part.shape[1]) > 1:
+            return PartitionSpec(None, MESH_AXES["vocabulary"])
+        return PartitionSpec()
+
+    return tree_map_with_path(spec, state, is_leaf=lambda part: isinstance(part, Pages))
+
+
+def place_state(state: T) -> T:
+    """The same arrays where `state_specs` says; of those that are whole, floats lie as the compiler likes.
 
     To be called in a program whose mesh is in use.
     """
@@ -36,7 +45,7 @@ def split_pages(state: T) -> T:
 
     if jax.sharding.get_abstract_mesh().empty:
         return state
-    return jax.tree.map(place, state, page_specs(state))
+    return jax.tree.map(place, state, state_specs(state))
 
 
 def whole(values: T) -> T:

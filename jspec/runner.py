@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jspec.buckets import Bucket
 from jspec.cache import new_cache
 from jspec.decode import Method, Models, Report, Round, State
-from jspec.placement import split_pages
+from jspec.placement import place_state
 from jspec.prefix_cache import PrefixCache
 from jspec.programs import Admission, Programs
 from jspec.request import Request
@@ -68,7 +68,7 @@ class Runner:
             self.state = empty(models)
         else:  # in a program, so that no device ever holds all pages
             with jax.set_mesh(mesh):
-                self.state = jax.jit(lambda models: split_pages(empty(models)))(models)
+                self.state = jax.jit(lambda models: place_state(empty(models)))(models)
 
     def admit(self, request: Request) -> bool:
         """Puts a request into a free slot; False if there is no slot or not enough cache now."""

@@ -6,8 +6,8 @@ its round, kind and facts. REQUEST is a `Request` as JSON.
 
 import dataclasses
 import json
+import math
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -40,19 +40,11 @@ def chip_of(mesh: Mesh) -> Chip:
 
 def device_bytes(arrays: Any) -> int:
     """Bytes of described arrays on one device."""
-    sizes = (
-        leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
+    return sum(
+        math.prod(leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape))
+        * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(arrays)
     )
-    items = (leaf.dtype.itemsize for leaf in jax.tree.leaves(arrays))
-    return sum(_product(shape) * size for shape, size in zip(sizes, items, strict=True))
-
-
-def _product(shape: Iterable[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def main(request: str) -> None:

@@ -15,7 +15,7 @@ from jspec.cache import new_cache
 from jspec.decode import Method, Models, State, execute, propose, settle
 from jspec.drafters.protocol import Drafter
 from jspec.net import Leaf
-from jspec.placement import page_specs
+from jspec.placement import state_specs
 from jspec.sharding import MESH_AXES, leaf_sharding
 from jspec.slots import empty_slots
 from jspec.targets.config import DecoderConfig
@@ -89,7 +89,7 @@ class DescribedEngine:
 
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             made = jax.eval_shape(state, models)
-            return jax.tree.map(self._at, made, page_specs(made))
+            return jax.tree.map(self._at, made, state_specs(made))
 
     def program(self, kind: Kind, bucket: Bucket) -> Described:
         """One of the three programs of a round in a bucket."""

@@ -133,7 +133,7 @@ for name in sys.argv[3:]:
         done = engine.generate([[1, 2, 3, 4], [9, 8, 7]], settings)
         tokens, accepted = [list(r.token_ids) for r in done], [r.counters.accepted for r in done]
         assert results.setdefault(name, (tokens, accepted)) == (tokens, accepted), (devices, results, tokens, accepted)
-        assert all(accepted), accepted
+        assert any(accepted), accepted
         # Two KV heads: one on each of two devices, and a copy of one on each of more; of a replicated drafter, all.
         state, split = engine._runner.state, name != "replicated"
         for pages, is_split in ((state.cache.groups[0].pages, True), (state.drafter.pages, split)):
