@@ -23,10 +23,12 @@ from jspec.cut import Finish, cut
 from jspec.drafters.protocol import Committed, Drafter, Text
 from jspec.drafters.simulated import Simulated
 from jspec.packing import commit_path, limit, no_proposal, pack, row_nodes, row_offsets
+from jspec.placement import place_state, whole
 from jspec.round import Nodes, Proposal, Verdict
 from jspec.sampling import count_emitted
 from jspec.schedule.allotment import allot
 from jspec.schedule.survival import Curve, survival_of, usable
+from jspec.sharding import first_decides
 from jspec.slots import Slots, rows_of, slots_of
 from jspec.target_rows import LogProbs, target_rows, token_log_probs
 from jspec.targets.target import Target
@@ -135,6 +137,11 @@ def propose(
     worth = survival if method.scheduled else jnp.ones_like(survival)
     worth = jnp.where(survival >= slots.min_confidences[rows_of(lanes)][:, None], worth, 0)
     verify_lengths = allot(worth[:, :drafts], proposal.lengths, lanes, budget)
+    if drafts:
+        tokens, lengths, parents, survival, verify_lengths = first_decides(
+            (proposal.tokens, proposal.lengths, proposal.parents, survival, verify_lengths)
+        )
+        proposal = dataclasses.replace(proposal, tokens=tokens, lengths=lengths, parents=parents)
     nodes = pack(bucket, slots.text, cache.lengths, lanes, certain_lengths, proposal, verify_lengths)
     return Round(proposal=proposal, survival=survival, verify_lengths=verify_lengths, nodes=nodes)
 
@@ -185,7 +192,7 @@ def settle(
     live = (lanes >= 0) & slots.live[rows]
     emits = live & (context_lengths + nodes.certain_lengths == text_lengths)
 
-    verdict = judge(method, round_, executed, state, lanes, mask_bits)
+    verdict = first_decides(judge(method, round_, executed, state, lanes, mask_bits))
     broken = emits & (verdict.bonus < 0)
     block = emitted_block(round_.proposal, verdict)
     block_lengths = jnp.where(emits & ~broken, verdict.accept_length + 1, 0)
@@ -227,7 +234,7 @@ def settle(
             method, executed, nodes, verdict, block, live & (slots.table.log_probs[rows] >= 0)
         ),
     )
-    return State(cache=cache, drafter=drafter, slots=slots), report
+    return place_state(State(cache=cache, drafter=drafter, slots=slots)), whole(report)
 
 
 def judge(

@@ -16,6 +16,7 @@ from jspec.results import Piece, Result, TokenLogProb
 from jspec.runner import Runner
 from jspec.schedule.scheduler import Decision, Lanes, Scheduler
 from jspec.settings import Settings
+from jspec.sharding import first_process_decides
 from jspec.timings import Timings
 from jspec.waiting import Waiting, patient, rank
 from jspec.why_off import why_off
@@ -210,7 +211,10 @@ class Session:
             context=sum(request.committed + request.executing for request in going),
         )
         decision = self._scheduler.choose(lanes)
-        return self._given(decision.bucket, going, decision)
+        # What a host has of old confidences depends on its copies' arrival.
+        chosen = decision.bucket
+        count, nodes, chunk = first_process_decides((chosen.lanes, chosen.nodes, chosen.chunk))
+        return self._given(Bucket(lanes=count, nodes=nodes, chunk=chunk), going, decision)
 
     def _given(self, bucket: Bucket, going: Sequence[Request], decision: Decision | None = None) -> Flight:
         launched = self._runner.launch(bucket, going, self._timings)
