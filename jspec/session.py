@@ -14,6 +14,7 @@ from jspec.results import Piece, Result, TokenLogProb
 from jspec.runner import Runner
 from jspec.schedule.scheduler import Lanes, Scheduler
 from jspec.settings import Settings
+from jspec.target_rows import LogProbs
 from jspec.timings import Timings
 
 # Called after every round with its requests by lane, its bucket, the round and the report.
@@ -266,6 +267,8 @@ class Session:
         was_prefilling = request.prefilling
         emitted, accepted = int(report.emitted[lane]), int(report.accepted[lane])
         committed = int(report.committed[lane])
+        if request.settings.prompt_log_probs and was_prefilling:
+            self._take_prompt_log_probs(request, lane, report)
         request.committed += committed
         ids = [int(t) for t in report.tokens[lane, :emitted]]
         drafted = [i < accepted for i in range(emitted)]
@@ -291,6 +294,7 @@ class Session:
             )
         request.token_ids.extend(ids)
         request.ready = self._ready(request, int(report.ready[lane]))
+        tells_prompt = request.settings.prompt_log_probs and len(request.token_ids) == len(ids)
         log_probs = None
         if request.settings.log_probs is not None:
             log_probs = tuple(self._log_probs(request, lane, report, ids))
@@ -305,6 +309,7 @@ class Session:
             proposed=0 if was_prefilling else int(report.proposed[lane]),
             verified=None if was_prefilling else int(report.verified[lane]),
             log_probs=log_probs,
+            prompt_log_probs=tuple(request.prompt_log_probs) if tells_prompt else None,
             finish_reason=request.finish_reason,
             reused=request.reused,
         )
@@ -315,18 +320,28 @@ class Session:
         is_tree = self._runner.method.drafter.draft_depth < self._runner.method.drafter.draft_length
         return drafts if is_tree and room else min(drafts, room)
 
+    def _take_prompt_log_probs(self, request: Request, lane: int, report: Report) -> None:
+        """Those of the tokens behind a chunk's; after a preemption, only what had not been told."""
+        known = request.prompt_log_probs
+        for node in range(int(report.committed[lane])):
+            if request.committed + node == len(known) < len(request.prompt_ids) - 1:
+                token = request.prompt_ids[len(known) + 1]
+                known.append(_log_prob(request, report.prompt_log_probs, lane, node, token))
+
     def _log_probs(self, request: Request, lane: int, report: Report, ids: list[int]) -> list[TokenLogProb]:
-        assert report.log_probs is not None and request.settings.log_probs is not None
-        rows = report.log_probs
-        count = request.settings.log_probs
-        return [
-            TokenLogProb(
-                token_id=token,
-                log_prob=float(rows.chosen[lane, i]),
-                top=tuple((int(rows.top_ids[lane, i, k]), float(rows.top[lane, i, k])) for k in range(count)),
-            )
-            for i, token in enumerate(ids)
-        ]
+        return [_log_prob(request, report.log_probs, lane, index, token) for index, token in enumerate(ids)]
+
+
+def _log_prob(request: Request, rows: LogProbs | None, lane: int, index: int, token: int) -> TokenLogProb:
+    assert rows is not None and request.settings.log_probs is not None
+    return TokenLogProb(
+        token_id=token,
+        log_prob=float(rows.chosen[lane, index]),
+        top=tuple(
+            (int(rows.top_ids[lane, index, k]), float(rows.top[lane, index, k]))
+            for k in range(request.settings.log_probs)
+        ),
+    )
 
 
 def _rank(request: Request) -> tuple[int, int]:

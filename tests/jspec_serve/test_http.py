@@ -8,6 +8,7 @@ import numpy as np
 import openai
 import pytest
 from contract.engines import TABLE
+from contract.words import WORDS
 from served import LIMITS, NAME, line, until
 
 from jspec.settings import Settings
@@ -146,8 +147,11 @@ def test_chunks_can_tell_where_tokens_came_from(client):
     )
     told = [part.choices[0].model_extra["tokens"] for part in parts]
     assert sum(len(one["ids"]) for one in told) == 9
-    assert told[0] == {"ids": [int(TABLE[7].argmax())], "drafted": [False], "verified": None}
-    assert told[1] == {"ids": told[1]["ids"], "drafted": [True, True, True, False], "verified": 3}
+    first = int(TABLE[7].argmax())
+    assert told[0] == {"ids": [first], "texts": [WORDS[first]], "drafted": [False], "verified": None}
+    rest = {"ids": told[1]["ids"], "texts": told[1]["texts"]}
+    assert told[1] == {**rest, "drafted": [True, True, True, False], "verified": 3}
+    assert "".join(text for one in told for text in one["texts"]) == line(7, 9)
 
 
 @pytest.mark.parametrize(
