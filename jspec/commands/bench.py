@@ -12,10 +12,19 @@ from jspec.bench.calls import CALLS
 from jspec.bench.costs import best_draft_length, round_costs
 from jspec.bench.measure import measure
 from jspec.bench.prompts import PROMPTS, read_prompts
+from jspec.bench.scenarios import SCENARIOS
 from jspec.bench.simulate import CURVES, compare, curve_costs
-from jspec.bench.table import as_json, cost_table, measurement_table, round_table, simulation_table
+from jspec.bench.table import (
+    as_json,
+    cost_table,
+    measurement_table,
+    round_table,
+    simulation_table,
+)
 from jspec.bench.traces import load_traces, synthetic_traces
+from jspec.bench.variants import chains
 from jspec.commands.options import DEFAULT_CACHE, Calibration, CompilationCache, Dtype, Model, Schedule
+from jspec.commands.scenarios import VOCABULARY, measure_scenarios, scenario_engines, scenario_names
 from jspec.drafters.simulated import simulated
 from jspec.drafters.tree_shape import parse_tree
 from jspec.engine import Engine
@@ -52,6 +61,13 @@ def bench(
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved; medians are reported.")] = 5,
     schedule: Schedule = None,
     calibration: Calibration = None,
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Work on which speculation may not pay: {', '.join(SCENARIOS)}, {VOCABULARY}, all. May be given several "
+            "times."
+        ),
+    ] = None,
     simulate: Annotated[
         bool,
         typer.Option(help="No model: what a schedule gains on acceptance traces, by cost and concurrency."),
@@ -75,6 +91,7 @@ def bench(
             "tree": tree,
             "task": task,
             "prompts": prompts,
+            "scenario": scenario,
             "calibration": calibration,
         }
         for name, value in {**given, "json": output}.items():
@@ -86,11 +103,32 @@ def bench(
         raise ValueError(f"traces: expected none without --simulate, got {str(traces)!r}; drop it")
     if calibration is not None and schedule is None:
         raise ValueError(f"calibration: expected none without --schedule, got {calibration!r}; pass both")
-    settings = Settings(max_tokens=max_tokens, temperature=temperature, seed=seed if temperature else None)
-    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
-        raise ValueError(
-            f"json: expected a file in a folder that exists, got {str(output)!r}; check the path"
+    if scenario:
+        for name, value in {
+            "tree": tree,
+            "task": task,
+            "prompts": prompts,
+            "temperature": temperature,
+        }.items():
+            if value:
+                raise ValueError(f"{name}: expected none with --scenario, got {value}; drop one of them")
+        names = scenario_names(scenario)
+        check_output(output)
+        found = measure_scenarios(
+            console,
+            names,
+            lambda: scenario_engines(
+                model, drafter, draft_length, dtype, schedule, calibration, compilation_cache
+            ),
+            max_tokens=max_tokens,
+            repeats=repeats,
         )
+        if output is not None:
+            output.write_text(json.dumps(found, indent=1))
+            console.print(f"written to {output}")
+        return
+    settings = Settings(max_tokens=max_tokens, temperature=temperature, seed=seed if temperature else None)
+    check_output(output)
     texts = PROMPTS if prompts is None else read_prompts(prompts)
     tasks = {name: [[{"role": "user", "content": text}] for text in some] for name, some in texts.items()}
     if prompts is None:
@@ -111,18 +149,10 @@ def bench(
             prefix_cache=False,  # prompts are repeated only to measure them again
             compilation_cache=compilation_cache,
         )
-        engines = {"plain": plain}
-        for name in drafter or ["ngram"]:
-            for length in draft_length or (None,):
-                variant = f"{name} {length}" if draft_length and len(draft_length) > 1 else name
-                engines[variant] = with_drafter(plain, name, draft_length=length)
-                if schedule is not None:
-                    engines[f"{variant} scheduled"] = with_drafter(
-                        plain, name, draft_length=length, schedule=schedule, calibration=calibration
-                    )
-            if name not in NAMES:
-                for shape in shapes.get(name, ()):
-                    engines[f"{name} {shape}"] = with_drafter(plain, name, tree=parse_tree(shape))
+        engines = chains(plain, drafter, draft_length, schedule, calibration)
+        for name, found in shapes.items():
+            for shape in found:
+                engines[f"{name} {shape}"] = with_drafter(plain, name, tree=parse_tree(shape))
         measurements = measure(engines, chats, settings, repeats=repeats, progress=status.update)
         measured = []
         if costs:
@@ -163,6 +193,14 @@ def bench(
     if output is not None:
         output.write_text(json.dumps(as_json(measurements, measured), indent=1))
         console.print(f"written to {output}")
+
+
+def check_output(output: Path | None) -> None:
+    """Raises ValueError if that file cannot be written; here, before anything is measured."""
+    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
+        raise ValueError(
+            f"json: expected a file in a folder that exists, got {str(output)!r}; check the path"
+        )
 
 
 def trees_of(trees: Sequence[str], checkpoints: Sequence[str]) -> dict[str, list[str]]:

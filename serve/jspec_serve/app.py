@@ -212,6 +212,7 @@ def info(service: Service) -> dict[str, Any]:
         "max_slots": engine.max_slots,
         "page_size": engine.page_size,
         "prefix_cache": engine.prefix_cache,
+        "num_pages": list(engine.num_pages),
         "free_pages": list(engine.free_pages),
         "max_log_probs": engine.method.max_log_probs,
         "limits": dataclasses.asdict(service.limits),

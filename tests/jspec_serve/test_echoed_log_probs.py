@@ -1,6 +1,7 @@
 """Log-probabilities of prompts over HTTP, and the evaluation harness that asks for them."""
 
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ PROMPT = [2, 3, 7, 1, 1, 4, 6, 0, 5]
 
 
 def expected(ids) -> list[float]:
-    return [LOG_PROBS[before, after] for before, after in zip(ids, ids[1:], strict=False)]
+    return [LOG_PROBS[before, after] for before, after in itertools.pairwise(ids)]
 
 
 def test_echo_tells_what_the_model_thought_of_the_prompt(served):

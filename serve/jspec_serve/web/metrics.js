@@ -35,12 +35,13 @@ export function between(before, after) {
 }
 
 export function facts(reading) {
-  const pages = [...reading.values].filter(([name]) => name.startsWith("jspec_free_pages{")).map(([, count]) => count);
+  const pages = (kind) =>
+    [...reading.values].filter(([name]) => name.startsWith(`jspec_${kind}{`)).map(([, count]) => count).join(", ");
   return [
     ["Tokens generated", value(reading, "jspec_generated_tokens_total").toLocaleString("en")],
     ["Prompt tokens", value(reading, "jspec_prompt_tokens_total").toLocaleString("en")],
     ["of those from the prefix cache", value(reading, "jspec_reused_prompt_tokens_total").toLocaleString("en")],
-    ["Free cache pages", pages.join(", ") || "none needed"],
+    ["Free cache pages", `${pages("free_pages")} of ${pages("pages")}`],
     ["Compiled programs", value(reading, "jspec_compiled_programs")],
   ];
 }
