@@ -4,6 +4,8 @@ import dataclasses
 import json
 import signal
 import socket
+import subprocess
+import sys
 import traceback
 
 import jax.numpy as jnp
@@ -45,6 +47,27 @@ def test_client_who_leaves_frees_its_slot_within_one_round(served, braked, strea
     assert braked.rounds == before + 1  # the round that had begun
     assert len(engine._runner.free_slots) == engine.max_slots
     assert engine.free_pages == engine._pool.num_pages
+
+
+def test_client_that_is_killed_frees_its_slot(served, braked):
+    host, port = served.url.removeprefix("http://").split(":")
+    data = json.dumps(BODY | {"stream": True})
+    head = f"POST /v1/completions HTTP/1.1\\r\\nhost: x\\r\\ncontent-type: application/json\\r\\ncontent-length: {len(data)}"
+    program = (
+        f"import socket; s = socket.create_connection(({host!r}, {port})); "
+        f"s.sendall(b'{head}\\r\\n\\r\\n' + {data!r}.encode()); s.recv(1); s.recv(10**9)"
+    )
+    braked.engage()
+    client = subprocess.Popen([sys.executable, "-S", "-c", program])
+    braked.step(2)
+    client.kill()
+    client.wait()
+    until(lambda: not served.service.thread._commands.empty())
+    braked.release()
+    until(lambda: served.service.thread.unfinished == 0)
+    engine = served.service.engine
+    assert len(engine._runner.free_slots) == engine.max_slots
+    assert engine.free_pages == engine.num_pages
 
 
 def test_draft_tokens_of_an_answer_that_nobody_waits_for_are_counted_at_every_stage(served, braked):
