@@ -153,8 +153,13 @@ def bench(
         for name, found in shapes.items():
             for shape in found:
                 engines[f"{name} {shape}"] = with_drafter(plain, name, tree=parse_tree(shape))
-        measurements = measure(engines, chats, settings, repeats=repeats, progress=status.update)
-        measured = []
+        measurements, measured = [], []
+        for name, some in chats.items():
+            measurements += measure(engines, {name: some}, settings, repeats=repeats, progress=status.update)
+            best = max((m for m in measurements if m.task == name), key=lambda m: m.ratio)
+            console.print(f"{name}: fastest {best.variant} ({best.ratio:.2f}x of plain)")
+            if output is not None:  # a long run that is interrupted keeps what it has measured
+                output.write_text(json.dumps(as_json(measurements, measured), indent=1))
         if costs:
             status.update("round costs")
             prompt = [1 + i % 97 for i in range(200)]
@@ -166,9 +171,6 @@ def bench(
             measured = round_costs(engine_for, prompt, (1, 2, 3, 5, 7))
     console.print(measurement_table(measurements))
     console.print(round_table(measurements))
-    for name in chats:
-        best = max((m for m in measurements if m.task == name), key=lambda m: m.ratio)
-        console.print(f"{name}: fastest {best.variant} ({best.ratio:.2f}x of plain)")
     for m in measurements:
         rounds, proposed, verified = m.counters.rounds, m.counters.proposed, m.counters.verified
         if proposed:
