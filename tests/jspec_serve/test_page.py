@@ -49,6 +49,12 @@ def page(browser, served):
         assert [text for text in problems if "400" not in text] == []
 
 
+@pytest.fixture(scope="module")
+def partly():
+    """An engine whose drafter's first token is right and whose others are wrong."""
+    return table_engine("cut1", tokenizer=words_tokenizer(), max_slots=1)
+
+
 def ask(page, text="two three", tokens=40):
     page.get_by_label("Tokens", exact=True).fill(str(tokens))
     page.get_by_label("Message").fill(text)
@@ -100,9 +106,8 @@ def test_errors_of_the_api_are_shown_and_the_question_is_kept(page):
     assert not said.is_visible()
 
 
-def test_rejected_draft_tokens_are_marked(page, served):
-    """A drafter whose first token is right and whose others are wrong."""
-    with serving(table_engine("cut1", tokenizer=words_tokenizer(), max_slots=1)) as one:
+def test_rejected_draft_tokens_are_marked(page, partly):
+    with serving(partly) as one:
         page.goto(one.url)
         ask(page, tokens=10)
         page.locator(".verdict", has_text="the same 10 tokens").wait_for()
@@ -138,11 +143,8 @@ def test_charts_show_load_and_acceptance(page):
     assert "Tokens generated" in page.locator("#facts").inner_text()
 
 
-def test_a_key_is_asked_for(browser, served):
-    with (
-        serving(table_engine("cut1", tokenizer=words_tokenizer(), max_slots=1), api_key="secret") as one,
-        browser.new_context() as context,
-    ):
+def test_a_key_is_asked_for(browser, partly):
+    with serving(partly, api_key="secret") as one, browser.new_context() as context:
         page = context.new_page()
         page.goto(one.url)
         page.get_by_label("API key").fill("secret")

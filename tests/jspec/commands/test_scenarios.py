@@ -57,10 +57,14 @@ def test_what_does_not_pay_is_said():
     assert verdict(rows[2:]) == "short: speculation pays at 64 tokens (1.50x)"
 
 
+@pytest.mark.extended
 def test_vocabularies_cost_what_they_cost():
     (cost,) = vocabulary_costs((64,), rounds=4, repeats=1)
     assert cost.break_even == cost.seconds / cost.plain_seconds
     assert 0 < cost.draft_share < 1
+
+
+def test_vocabularies_at_which_it_cannot_pay_are_said():
     dear = VocabularyCost(vocabulary=9, plain_seconds=1, seconds=9, draft_share=0.8, break_even=9.0)
     cheap = VocabularyCost(vocabulary=8, plain_seconds=1, seconds=2, draft_share=0.2, break_even=2.0)
     said = "vocabulary: speculation pays at 8 from 2.00 tokens a round on; it does not pay at 9, whatever is accepted"
