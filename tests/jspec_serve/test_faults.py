@@ -55,7 +55,7 @@ def test_client_that_is_killed_frees_its_slot(served, braked):
     head = f"POST /v1/completions HTTP/1.1\\r\\nhost: x\\r\\ncontent-type: application/json\\r\\ncontent-length: {len(data)}"
     program = (
         f"import socket; s = socket.create_connection(({host!r}, {port})); "
-        f"s.sendall(b'{head}\\r\\n\\r\\n' + {data!r}.encode()); s.recv(1); s.recv(10**9)"
+        f"s.sendall(b'{head}\\r\\n\\r\\n' + {data!r}.encode())\nwhile s.recv(4096): pass"
     )
     braked.engage()
     client = subprocess.Popen([sys.executable, "-S", "-c", program])

@@ -1,9 +1,10 @@
 """`jspec bench --scenario` on a table of 8 words."""
 
+import dataclasses
 import json
 
 import pytest
-from contract.engines import engine
+from contract.engines import engine, shared
 from contract.words import words_tokenizer
 
 from jspec.bench import scenarios
@@ -21,6 +22,19 @@ def bench(*arguments) -> None:
     assert not exit_.value.code
 
 
+def test_answers_are_compared_and_timed(monkeypatch):
+    monkeypatch.setattr(scenarios, "ANSWERS", (6,))
+    cases = [
+        dataclasses.replace(one, prompts=[[1, 2], [3]]) for one in scenarios.short_answers(shared("plain"), 6)
+    ]
+    plain, oracle = scenarios.run({"plain": shared("plain"), "oracle": shared("oracle")}, cases, repeats=2)
+    assert (plain.ratio, plain.decode_ratio, plain.identical) == (1, 1, None)
+    assert oracle.identical is True
+    assert oracle.mean_commit_length > plain.mean_commit_length == 1
+    assert oracle.first_token_seconds > 0
+
+
+@pytest.mark.extended
 def test_every_scenario_has_plain_beside_it_and_says_where_it_pays(monkeypatch, capsys, tmp_path):
     small = engine("plain", tokenizer=words_tokenizer(), max_slots=2, prefix_cache=False)
     monkeypatch.setattr(command, "load", lambda *_, **__: small)
