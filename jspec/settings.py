@@ -45,6 +45,9 @@ class Settings:
     # Log-probabilities of the prompt's tokens, too; then none of them is taken from the prefix cache.
     prompt_log_probs: bool = False
     draft_length: int | None = None  # most draft tokens a round; None = the drafter's, 0 = no speculation
+    # Draft tokens are verified if the drafter's confidence gives them, and those before them, at least this
+    # probability together; 0 = off.
+    min_confidence: float = 0.0
 
     def __post_init__(self) -> None:
         _check_whole("max_tokens", self.max_tokens, 1, None, "ask for at least one token")
@@ -92,6 +95,8 @@ class Settings:
             _check_whole(
                 "draft_length", self.draft_length, 0, None, "use 0 to turn speculation off, None for all"
             )
+
+        _check_number("min_confidence", self.min_confidence, 0.0, 1.0, "use 0 to turn it off")
 
     def _normalise_ids(self) -> None:
         if not isinstance(self.logit_bias, Mapping):

@@ -11,7 +11,7 @@ from rich.console import Console
 from jspec.bench.calls import CALLS
 from jspec.bench.costs import best_draft_length, round_costs
 from jspec.bench.measure import measure
-from jspec.bench.prompts import PROMPTS, read_prompts
+from jspec.bench.prompts import PROMPTS, chats_by_task
 from jspec.bench.scenarios import SCENARIOS
 from jspec.bench.simulate import CURVES, compare, curve_costs
 from jspec.bench.table import (
@@ -38,8 +38,11 @@ def bench(
     model: Model = None,
     drafter: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
     draft_length: Annotated[
-        list[int] | None,
-        typer.Option(help="Draft tokens per round; default the drafter's own. May be given several times."),
+        list[str] | None,
+        typer.Option(
+            help='Draft tokens per round, default each drafter\'s own; "DRAFTER=TOKENS": of that one alone. May be given '
+            "several times."
+        ),
     ] = None,
     tree: Annotated[
         list[str] | None,
@@ -52,7 +55,9 @@ def bench(
     task: Annotated[
         list[str] | None, typer.Option(help=f"Of {', '.join(PROMPTS)}, calls; default all.")
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(help='JSON Lines with "prompt" and "task" instead.')] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help='JSON Lines with "prompt" or "messages", and "task", instead.')
+    ] = None,
     max_tokens: Annotated[int, typer.Option()] = 96,
     temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
     seed: Annotated[
@@ -103,6 +108,11 @@ def bench(
         raise ValueError(f"traces: expected none without --simulate, got {str(traces)!r}; drop it")
     if calibration is not None and schedule is None:
         raise ValueError(f"calibration: expected none without --schedule, got {calibration!r}; pass both")
+    drafters = drafter or ["ngram"]
+    lengths = {
+        name: tuple(map(draft_tokens, values)) or (None,)
+        for name, values in by_drafter("draft_length", draft_length or (), drafters).items()
+    }
     if scenario:
         for name, value in {
             "tree": tree,
@@ -117,9 +127,7 @@ def bench(
         found = measure_scenarios(
             console,
             names,
-            lambda: scenario_engines(
-                model, drafter, draft_length, dtype, schedule, calibration, compilation_cache
-            ),
+            lambda: scenario_engines(model, lengths, dtype, schedule, calibration, compilation_cache),
             max_tokens=max_tokens,
             repeats=repeats,
         )
@@ -129,17 +137,16 @@ def bench(
         return
     settings = Settings(max_tokens=max_tokens, temperature=temperature, seed=seed if temperature else None)
     check_output(output)
-    texts = PROMPTS if prompts is None else read_prompts(prompts)
-    tasks = {name: [[{"role": "user", "content": text}] for text in some] for name, some in texts.items()}
+    tasks = chats_by_task(prompts)
     if prompts is None:
-        tasks["calls"] = list(CALLS)
+        tasks["calls"] = CALLS
     unknown = set(task or ()) - set(tasks)
     if unknown:
         raise ValueError(
             f"task: expected some of {', '.join(tasks)}, got {', '.join(sorted(unknown))}; pick from these"
         )
     chats = {name: some for name, some in tasks.items() if not task or name in task}
-    shapes = trees_of(tree or (), [name for name in drafter or () if name not in NAMES])
+    shapes = by_drafter("tree", tree or (), [name for name in drafters if name not in NAMES])
     with console.status("loading the model") as status:
         plain = load(
             model,
@@ -149,7 +156,7 @@ def bench(
             prefix_cache=False,  # prompts are repeated only to measure them again
             compilation_cache=compilation_cache,
         )
-        engines = chains(plain, drafter, draft_length, schedule, calibration)
+        engines = chains(plain, lengths, schedule, calibration)
         for name, found in shapes.items():
             for shape in found:
                 engines[f"{name} {shape}"] = with_drafter(plain, name, tree=parse_tree(shape))
@@ -205,31 +212,38 @@ def check_output(output: Path | None) -> None:
         )
 
 
-def trees_of(trees: Sequence[str], checkpoints: Sequence[str]) -> dict[str, list[str]]:
-    """The shapes that each checkpoint runs with, besides its chain.
+def by_drafter(option: str, values: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
+    """What each drafter runs with.
 
     Args:
-      trees: as in `--tree`.
-      checkpoints: the drafters that are folders or hub ids.
+      option: to name in errors.
+      values: "VALUE" for all of them, "DRAFTER=VALUE" for one.
+      names: the drafters that the option is for.
 
     Raises:
-      ValueError: a tree for a drafter that is not among them, or for none.
+      ValueError: a value for a drafter that is not among them, or for none.
     """
-    if trees and not checkpoints:
+    if values and not names:
         raise ValueError(
-            f"tree: expected none without a checkpoint, got {', '.join(trees)}; name the checkpoint with --drafter"
+            f"{option}: expected none without a checkpoint, got {', '.join(values)}; name the checkpoint with --drafter"
         )
-    shapes: dict[str, list[str]] = {name: [] for name in checkpoints}
-    for text in trees:
-        name, separator, shape = text.rpartition("=")
-        if separator and name not in shapes:
+    chosen: dict[str, list[str]] = {name: [] for name in names}
+    for text in values:
+        name, separator, value = text.rpartition("=")
+        if separator and name not in chosen:
             raise ValueError(
-                f"tree: expected one of the checkpoints {list(checkpoints)} before the =, got {name!r}; name it with "
-                "--drafter, too"
+                f"{option}: expected one of {list(names)} before the =, got {name!r}; name it with --drafter, too"
             )
-        for checkpoint in [name] if separator else checkpoints:
-            shapes[checkpoint].append(shape)
-    return shapes
+        for one in [name] if separator else names:
+            chosen[one].append(value)
+    return chosen
+
+
+def draft_tokens(text: str) -> int:
+    """A draft length."""
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"draft_length: expected a number of tokens, got {text!r}; write N or DRAFTER=N")
+    return int(text)
 
 
 def show_simulation(console: Console, traces: Path | None, schedule: str | None) -> None:

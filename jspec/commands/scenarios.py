@@ -33,8 +33,7 @@ def scenario_names(wanted: Sequence[str]) -> list[str]:
 
 def scenario_engines(
     model: str | None,
-    drafters: Sequence[str] | None,
-    draft_lengths: Sequence[int] | None,
+    draft_lengths: Mapping[str, Sequence[int | None]],
     dtype: str,
     schedule: str | None,
     calibration: str | None,
@@ -49,7 +48,7 @@ def scenario_engines(
         prefix_cache=False,  # cases are repeated only to measure them again
         compilation_cache=compilation_cache,
     )
-    return chains(plain, drafters, draft_lengths, schedule, calibration)
+    return chains(plain, draft_lengths, schedule, calibration)
 
 
 def measure_scenarios(
