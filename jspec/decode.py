@@ -24,6 +24,7 @@ from jspec.drafters.protocol import Committed, Drafter, Text
 from jspec.drafters.simulated import Simulated
 from jspec.packing import commit_path, limit, no_proposal, pack, row_nodes, row_offsets
 from jspec.placement import place_state, whole
+from jspec.prompt_log_probs import prompt_log_probs
 from jspec.round import Nodes, Proposal, Verdict
 from jspec.sampling import count_emitted
 from jspec.schedule.allotment import allot
@@ -84,6 +85,8 @@ class Executed:
     logits: Float[Array, "rows vocabulary"]  # per lane: its last certain node, then its draft tokens
     features: Float[Array, "nodes features"]
     pending: tuple[Pending, ...]
+    # Of a chunk: log-probabilities of its tokens are read off it. None = the round has none.
+    hidden: Float[Array, "nodes hidden"] | None
 
 
 @pytree
@@ -100,6 +103,7 @@ class Report:
     unusable: Int[Array, "lanes"]  # confidences that are no probability, and so were read as 1
     ready: Int[Array, "lanes"]  # draft tokens that the next propose will have at most
     log_probs: LogProbs | None
+    prompt_log_probs: LogProbs | None  # of the tokens behind a chunk's nodes
 
 
 def propose(
@@ -160,7 +164,10 @@ def execute(
     )
     hidden = out.hidden[row_nodes(bucket, nodes)] if bucket.chunk else out.hidden
     return Executed(
-        logits=method.target.logits(models.target, hidden), features=out.features, pending=out.pending
+        logits=method.target.logits(models.target, hidden),
+        features=out.features,
+        pending=out.pending,
+        hidden=out.hidden if bucket.chunk and method.max_log_probs else None,
     )
 
 
@@ -232,6 +239,18 @@ def settle(
         ready=jnp.where(running, jnp.minimum(ready, slots.draft_caps[rows]), 0),
         log_probs=log_probs_of(
             method, executed, nodes, verdict, block, live & (slots.table.log_probs[rows] >= 0)
+        ),
+        prompt_log_probs=None
+        if executed.hidden is None
+        else prompt_log_probs(
+            method.target,
+            models.target,
+            executed.hidden,
+            nodes,
+            text,
+            lanes,
+            jnp.any(live & slots.table.prompt_log_probs[rows]),
+            top=method.max_log_probs,
         ),
     )
     return place_state(State(cache=cache, drafter=drafter, slots=slots)), whole(report)

@@ -89,7 +89,7 @@ class Runner:
         if not self.free_slots:
             return False
         text = request.text
-        lease = self.prefixes.reserve(text, request.limit)
+        lease = self.prefixes.reserve(text, request.limit, reuse=request.reuses)
         if lease is None:
             return False
         request.slot, request.lease = self.free_slots.pop(0), lease
@@ -133,7 +133,9 @@ class Runner:
     def has_room(self, request: Request, without: Sequence[Request] = ()) -> bool:
         """Whether `admit` would find a slot and pages, had the requests `without` left."""
         leases = [other.lease for other in without if other.lease is not None]
-        return bool(self.free_slots or leases) and self.prefixes.has_room(request.text, request.limit, leases)
+        return bool(self.free_slots or leases) and self.prefixes.has_room(
+            request.text, request.limit, leases, reuse=request.reuses
+        )
 
     def publish(self, request: Request) -> None:
         """Lets later requests use the whole pages that a request has filled, as far as its text was not cut."""

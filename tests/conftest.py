@@ -85,3 +85,9 @@ def pytest_collection_modifyitems(items):
 
 def pytest_addoption(parser):
     parser.addoption("--cases", metavar="DIR", help="folder of golden cases for tests/conformance")
+    parser.addoption(
+        "--random-bodies",
+        type=int,
+        default=300,
+        help="that tests/jspec_serve/test_fuzz.py makes from the OpenAPI",
+    )
