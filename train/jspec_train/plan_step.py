@@ -105,10 +105,10 @@ def described_step(
     frozen = tuple(
         _at(array, whole) for array, leaf in zip(given, leaves, strict=True) if leaf.path in trainer.frozen
     )
-    params = described(decoder_leaves(target, jnp.dtype(dtype)), decoder_units(target), mesh)
+    params: Any = described(decoder_leaves(target, jnp.dtype(dtype)), decoder_units(target), mesh)
     width = len(drafter.target_layer_ids) * target.hidden_size
 
-    def batch(shape: tuple[int, ...], kind: Any) -> jax.ShapeDtypeStruct:
+    def batch(shape: tuple[int, ...], kind: Any) -> Any:
         return jax.ShapeDtypeStruct(shape, kind, sharding=split)
 
     window = [
