@@ -51,7 +51,7 @@ class CompiledStep:
 
     chip: Chip
     state_bytes: int  # masters and moments
-    target_bytes: int  # embedding and head
+    target_bytes: int
     batch_bytes: int  # features included
     program: Program
 
@@ -145,14 +145,12 @@ def main(request: str) -> None:
         dtype=wanted.dtype,
     )
     program = facts(compile_for(mesh, update, arguments, donated=donated))
-    state, _, _, window = arguments
-    state_bytes, batch_bytes = device_bytes(state), device_bytes(window)
+    state, _, tables, window = arguments
     step = CompiledStep(
         chip=chip_of(mesh),
-        state_bytes=state_bytes,
-        # Of the target only its tables are arguments of the program: the layers are not used.
-        target_bytes=program.argument_bytes - state_bytes - batch_bytes,
-        batch_bytes=batch_bytes,
+        state_bytes=device_bytes(state),
+        target_bytes=device_bytes(tables),
+        batch_bytes=device_bytes(window),
         program=program,
     )
     print(json.dumps(dataclasses.asdict(step)), flush=True)
