@@ -71,7 +71,7 @@ class Round:
     """What propose hands to the other two programs."""
 
     proposal: Proposal
-    # Of all tokens that were drafted, those behind the proposal's included; all ones unless it is scheduled.
+    # Of all tokens that were drafted, those behind the proposal's included; all ones without confidence.
     survival: Float[Array, "lanes drafted"]
     verify_lengths: Int[Array, "lanes"]
     nodes: Nodes
@@ -133,11 +133,10 @@ def propose(
         proposal = limit(drafted, slots, cache.lengths, lanes, certain_lengths, drafts)
     else:
         drafted = proposal = no_proposal(bucket.lanes)
-    if method.scheduled:
-        survival = survival_of(drafted, method.confidence_curve)
-    else:
-        survival = jnp.ones(drafted.tokens.shape, jnp.float32)
-    verify_lengths = allot(survival[:, :drafts], proposal.lengths, lanes, budget)
+    survival = survival_of(drafted, method.confidence_curve)
+    worth = survival if method.scheduled else jnp.ones_like(survival)
+    worth = jnp.where(survival >= slots.min_confidences[rows_of(lanes)][:, None], worth, 0)
+    verify_lengths = allot(worth[:, :drafts], proposal.lengths, lanes, budget)
     if drafts:
         tokens, lengths, parents, survival, verify_lengths = first_decides(
             (proposal.tokens, proposal.lengths, proposal.parents, survival, verify_lengths)

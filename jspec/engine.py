@@ -1,6 +1,7 @@
 """Decodes prompts with a target and a drafter."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
@@ -57,6 +58,7 @@ class Engine:
         costs: RoundCosts | None = None,
         typical: Sequence[float] | None = None,
         prefix_cache: bool | None = None,
+        overlap: bool | None = None,
         seed: int = 0,
     ):
         """Allocates the cache and the slots; compiles nothing yet.
@@ -79,6 +81,8 @@ class Engine:
           prefix_cache: whether requests share the pages of texts that begin alike. None = if that costs nothing:
             where layers have a window, True lets them keep the whole context, as a ring of pages cannot be
             shared. See `prefix_cache` and `jspec.prefix_cache`.
+          overlap: whether sessions launch a round before they have read the one before it; see `Session`. None =
+            unless the device is the CPU, whose cores do the host's work as well: there was nothing to gain.
           seed: of the requests that set none.
 
         Raises:
@@ -129,6 +133,7 @@ class Engine:
             max_log_probs=method.max_log_probs,
             max_stop_ids=max_stop_ids,
             pool=self._pool,
+            gives_confidence=lambda: self._gives_confidence or not drafter.draft_length,
         )
         self._runner = Runner(
             method=self.method,
@@ -141,6 +146,7 @@ class Engine:
             cache_dtype=cache_dtype,
             seed=seed,
         )
+        self.overlap = jax.default_backend() != "cpu" if overlap is None else overlap
         self.costs, self._scheduler = costs, None
         if costs is not None:
             self._check_schedule()
@@ -204,7 +210,15 @@ class Engine:
             )
 
     def _check_schedule(self) -> None:
-        """Asks the drafter for its confidence, by shapes alone."""
+        if not self._gives_confidence:
+            raise ValueError(
+                f"schedule: expected a drafter that gives confidence, got {self.method.drafter.name}; leave the "
+                "schedule out"
+            )
+
+    @functools.cached_property
+    def _gives_confidence(self) -> bool:
+        """Whether the drafter does: it is asked by shapes alone."""
         runner, drafter = self._runner, self.method.drafter
         lanes = jax.ShapeDtypeStruct((1,), jnp.int32)
 
@@ -213,13 +227,9 @@ class Engine:
             slots = state.slots
             return drafter.draft(models.drafter, view, state.drafter, lanes, slots.text, slots.table)
 
-        if (
-            not drafter.draft_length
-            or jax.eval_shape(draft, self.models, runner.state, lanes).confidence is None
-        ):
-            raise ValueError(
-                f"schedule: expected a drafter that gives confidence, got {drafter.name}; leave the schedule out"
-            )
+        if not drafter.draft_length:
+            return False
+        return jax.eval_shape(draft, self.models, runner.state, lanes).confidence is not None
 
     # -- what callers use ---------------------------------------------------------------------
 
@@ -273,18 +283,26 @@ class Engine:
         """
         return self._intake.requests(prompts, settings)
 
-    def session(self, *, timings: Timings | None = None, observer: Observer | None = None) -> Session:
+    def session(
+        self,
+        *,
+        timings: Timings | None = None,
+        observer: Observer | None = None,
+        overlap: bool | None = None,
+    ) -> Session:
         """Requests that can be added while others run, and a step at a time; see `Session`.
 
         Args:
-          timings: filled if given; see `Timings`.
+          timings: filled if given, without overlap; see `Timings`.
           observer: called after every round.
+          overlap: None = the engine's choice.
         """
         return Session(
             runner=self._runner,
             intake=self._intake,
             ladder=self.ladder,
             scheduler=self._scheduler,
+            overlap=self.overlap if overlap is None else overlap,
             timings=timings,
             observer=observer,
         )
@@ -310,7 +328,7 @@ class Engine:
             for drafts in range(count * self.ladder.draft_length + 1):
                 buckets.add(self.ladder.decode(count, [drafts]))
         for bucket in sorted(buckets):
-            self._runner.round(bucket, [])
+            self._runner.launch(bucket, []).read()
         self.generate([[0]], Settings(max_tokens=1, seed=0))  # the programs that admit and halt
 
     @property

@@ -1,7 +1,7 @@
 """Where prompts and settings enter: all of them are checked before the first is decoded."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jspec.pages import PagePool
 from jspec.prompts import Prompt, as_list, prompt_ids
@@ -22,6 +22,7 @@ class Intake:
     max_log_probs: int
     max_stop_ids: int
     pool: PagePool
+    gives_confidence: Callable[[], bool]  # whether the drafter does
 
     def requests(
         self,
@@ -94,6 +95,11 @@ class Intake:
             raise ValueError(
                 f"{name}stop: expected no stop strings without a tokenizer, got {settings.stop!r}; "
                 "use stop_token_ids"
+            )
+        if settings.min_confidence and settings.draft_length != 0 and not self.gives_confidence():
+            raise ValueError(
+                f"{name}min_confidence: expected 0, as the drafter gives no confidence, got "
+                f"{settings.min_confidence}; cap draft_length instead"
             )
         stop_ids = settings.stop_ids(self.eos_ids)
         if len(stop_ids) > self.max_stop_ids:

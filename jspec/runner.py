@@ -1,5 +1,6 @@
 """The device side of an engine: slots that requests occupy, and rounds over some of them."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -18,6 +19,19 @@ from jspec.sharding import mesh_of
 from jspec.slots import empty_slots
 from jspec.targets.view import TargetView
 from jspec.timings import Stopwatch, Timings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A round that the device has been given. What it computes arrives when the device gets there."""
+
+    round: Round
+    report: Report
+    certain: tuple[int, ...]  # known tokens that each request's lane executes
+
+    def read(self) -> Report:
+        """The report on the host; waits for the round."""
+        return jax.device_get(self.report)
 
 
 class Runner:
@@ -89,9 +103,7 @@ class Runner:
         # After a preemption, too, a request without a seed gets a new one: the old one's coins may have been used
         # at the lengths at which rounds begin now.
         seed = int(self._rng.integers(2**32)) if settings.seed is None else settings.seed
-        draft_cap, vocab_size = self.method.drafter.draft_length, self.method.target.vocab_size
-        if settings.draft_length is not None:
-            draft_cap = min(draft_cap, settings.draft_length)
+        vocab_size = self.method.target.vocab_size
         admission = Admission(
             slot=np.asarray(request.slot, np.int32),
             tokens=tokens,
@@ -99,7 +111,8 @@ class Runner:
             prompt_length=np.asarray(len(request.prompt_ids), np.int32),
             start=np.asarray(lease.start, np.int32),
             limit=np.asarray(request.limit, np.int32),
-            draft_cap=np.asarray(draft_cap, np.int32),
+            draft_cap=np.asarray(self.draft_cap(request), np.int32),
+            min_confidence=np.asarray(settings.min_confidence, np.float32),
             page_rows=self.prefixes.pool.table_rows(lease.reservation),
             settings=settings_row(
                 settings, settings.stop_ids(self._eos_ids), seed, vocab_size, self._max_stop_ids
@@ -111,6 +124,11 @@ class Runner:
             self._release(request)
             raise
         return True
+
+    def draft_cap(self, request: Request) -> int:
+        """Most draft tokens that a round may have for it."""
+        draft_length, own = self.method.drafter.draft_length, request.settings.draft_length
+        return draft_length if own is None else min(draft_length, own)
 
     def has_room(self, request: Request, without: Sequence[Request] = ()) -> bool:
         """Whether `admit` would find a slot and pages, had the requests `without` left."""
@@ -141,31 +159,33 @@ class Runner:
         self.free_slots.sort()
         request.lease = None
 
-    def round(
-        self, bucket: Bucket, active: Sequence[Request], timings: Timings | None = None
-    ) -> tuple[Round, Report]:
-        """Runs the three programs for the active requests, one per lane.
+    def launch(self, bucket: Bucket, active: Sequence[Request], timings: Timings | None = None) -> Launched:
+        """Gives the device the three programs of a round for the active requests, one per lane.
 
-        Returns:
-          The round, whose arrays are on the device, and its report, which is on the host.
+        Nothing is waited for, unless timings are kept. Rounds and what else changes the state happen in the order
+        in which they were asked for: a slot that is freed before a round is read is first written by that
+        round, then by whoever gets it.
         """
         lanes = np.full((bucket.lanes,), -1, np.int32)
-        certain = np.zeros((bucket.lanes,), np.int32)
-        for lane, request in enumerate(active):
-            lanes[lane] = request.slot
-            certain[lane] = min(request.known - request.committed, bucket.chunk + 1)
+        certain_lengths = np.zeros((bucket.lanes,), np.int32)
+        certain = tuple(request.certain(bucket.chunk) for request in active)
+        lanes[: len(active)] = [request.slot for request in active]
+        certain_lengths[: len(active)] = certain
         # Padding lanes have no anchor, so that drafts may have their nodes, too.
         budget = bucket.nodes - len(active) if bucket.budget else 0
         programs, models = self.programs, self.models
         watch = Stopwatch(timings)
-        round_ = watch.lap("draft", programs.propose(bucket, models, self.state, lanes, certain, budget))
+        round_ = watch.lap(
+            "draft", programs.propose(bucket, models, self.state, lanes, certain_lengths, budget)
+        )
         if self.method.scheduled:
             round_.survival.copy_to_host_async()
         executed = watch.lap(
             "target", programs.execute(bucket, models, round_.nodes, self.state.cache, lanes)
         )
         self.state, report = programs.settle(bucket, models, round_, executed, self.state, lanes)
-        report = jax.device_get(report)
+        for array in jax.tree.leaves(report):
+            array.copy_to_host_async()
         watch.lap("settle", self.state)
         watch.finish(counted=bucket.chunk == 0)
-        return round_, report
+        return Launched(round=round_, report=report, certain=certain)

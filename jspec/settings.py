@@ -43,6 +43,9 @@ class Settings:
         None  # None = off; n = of the chosen token and of the n best, before any setting acts
     )
     draft_length: int | None = None  # most draft tokens a round; None = the drafter's, 0 = no speculation
+    # Draft tokens are verified if the drafter's confidence gives them, and those before them, at least this
+    # probability together; 0 = off.
+    min_confidence: float = 0.0
 
     def __post_init__(self) -> None:
         _check_whole("max_tokens", self.max_tokens, 1, None, "ask for at least one token")
@@ -85,6 +88,8 @@ class Settings:
             _check_whole(
                 "draft_length", self.draft_length, 0, None, "use 0 to turn speculation off, None for all"
             )
+
+        _check_number("min_confidence", self.min_confidence, 0.0, 1.0, "use 0 to turn it off")
 
     def _normalise_ids(self) -> None:
         if not isinstance(self.logit_bias, Mapping):
