@@ -212,8 +212,8 @@ class Session:
             context=sum(request.committed + request.executing for request in going),
         )
         decision = self._scheduler.choose(lanes)
-        # What a host has of old confidences depends on its copies' arrival.
         chosen = decision.bucket
+        # What a host has of old confidences depends on its copies' arrival.
         count, nodes, chunk = first_process_decides((chosen.lanes, chosen.nodes, chosen.chunk))
         return self._given(Bucket(lanes=count, nodes=nodes, chunk=chunk), going, decision)
 

@@ -36,8 +36,9 @@ def mesh_of(arrays: Any) -> Mesh | None:
     """The mesh of several devices on which a pytree's leaves lie; None if they are on one device."""
     for leaf in jax.tree.leaves(arrays):
         sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
-            return sharding.mesh
+        mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+        if isinstance(mesh, Mesh) and mesh.size > 1:
+            return mesh
     return None
 
 

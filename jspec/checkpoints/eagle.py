@@ -131,7 +131,7 @@ def _read(
     num_target_layers: int | None,
     mask_token_id: int | None = None,
     norm_output: Meaning | None = None,
-) -> tuple[EagleSettings, TensorFile, EagleConfig]:
+) -> tuple[EagleSettings, PlainTensors, EagleConfig]:
     try:
         settings = read_eagle_config(values)
     except ValueError as error:

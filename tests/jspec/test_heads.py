@@ -14,7 +14,7 @@ SCRIPT = textwrap.dedent("""
     import jax
     import jax.numpy as jnp
     import numpy as np
-    from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding, PartitionSpec
+    from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
     from jspec.checkpoints.target import load_target
     from jspec.decode import Method, Models
@@ -65,7 +65,8 @@ SCRIPT = textwrap.dedent("""
 
     # The kernels lower for several TPUs: heads split, whole, and for a caller who has split the rows already.
     tpu = AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu")
-    described = AbstractMesh((1, 2), ("data", "tensor"), abstract_device=tpu)
+    auto = (AxisType.Auto, AxisType.Auto)
+    described = AbstractMesh((1, 2), ("data", "tensor"), axis_types=auto, abstract_device=tpu)
 
     def rows(*given):
         split = {"in_specs": PartitionSpec(), "out_specs": PartitionSpec(), "check_vma": False}

@@ -51,7 +51,7 @@ class CompiledStep:
 
     chip: Chip
     state_bytes: int  # masters and moments
-    target_bytes: int  # embedding and head
+    target_bytes: int
     batch_bytes: int  # features included
     program: Program
 
@@ -105,10 +105,10 @@ def described_step(
     frozen = tuple(
         _at(array, whole) for array, leaf in zip(given, leaves, strict=True) if leaf.path in trainer.frozen
     )
-    params = described(decoder_leaves(target, jnp.dtype(dtype)), decoder_units(target), mesh)
+    params: Any = described(decoder_leaves(target, jnp.dtype(dtype)), decoder_units(target), mesh)
     width = len(drafter.target_layer_ids) * target.hidden_size
 
-    def batch(shape: tuple[int, ...], kind: Any) -> jax.ShapeDtypeStruct:
+    def batch(shape: tuple[int, ...], kind: Any) -> Any:
         return jax.ShapeDtypeStruct(shape, kind, sharding=split)
 
     window = [
@@ -145,14 +145,12 @@ def main(request: str) -> None:
         dtype=wanted.dtype,
     )
     program = facts(compile_for(mesh, update, arguments, donated=donated))
-    state, _, _, window = arguments
-    state_bytes, batch_bytes = device_bytes(state), device_bytes(window)
+    state, _, tables, window = arguments
     step = CompiledStep(
         chip=chip_of(mesh),
-        state_bytes=state_bytes,
-        # Of the target only its tables are arguments of the program: the layers are not used.
-        target_bytes=program.argument_bytes - state_bytes - batch_bytes,
-        batch_bytes=batch_bytes,
+        state_bytes=device_bytes(state),
+        target_bytes=device_bytes(tables),
+        batch_bytes=device_bytes(window),
         program=program,
     )
     print(json.dumps(dataclasses.asdict(step)), flush=True)

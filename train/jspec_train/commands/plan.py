@@ -53,7 +53,7 @@ def step_table(step: CompiledStep, request: StepRequest) -> Table:
     compute = program.flops / chip.flops_per_second
     rows = [
         ("masters and moments", f"{step.state_bytes / 1e9:.3f} GB", "fact"),
-        ("the target's tables", f"{step.target_bytes / 1e9:.3f} GB", "fact"),
+        ("target, of which the step reads embedding and head", f"{step.target_bytes / 1e9:.3f} GB", "fact"),
         ("batch with features", f"{step.batch_bytes / 1e9:.3f} GB", "fact"),
         ("temporary", f"{program.temporary_bytes / 1e9:.3f} GB", "fact"),
         (
