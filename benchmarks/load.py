@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jspec.bench.loops import loop_period
-from jspec.bench.prompts import PROMPTS, read_prompts
+from jspec.bench.prompts import chats_by_task
 from jspec.engine import Engine
 from jspec.loading import load, with_drafter
 from jspec.results import Counters, add
@@ -140,7 +140,9 @@ def main() -> None:
     parser.add_argument("--schedule", required=True)
     parser.add_argument("--calibration")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--prompts", type=Path, help='JSON Lines with "prompt"; left out: built-in ones')
+    parser.add_argument(
+        "--prompts", type=Path, help='JSON Lines with "prompt" or "messages"; left out: built-in ones'
+    )
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--rate", type=float, nargs="*", default=[], help="requests per second, open loops")
     parser.add_argument("--max-slots", type=int, default=32)
@@ -174,10 +176,8 @@ def main() -> None:
         calibration=options.calibration,
     )
     engines = {"plain": plain, "full": full, "scheduled": scheduled}
-    groups = PROMPTS if options.prompts is None else read_prompts(options.prompts)
-    texts = [text for group in groups.values() for text in group]
-    random.Random(0).shuffle(texts)
-    prompts = [[{"role": "user", "content": text}] for text in texts]
+    prompts = [chat for group in chats_by_task(options.prompts).values() for chat in group]
+    random.Random(0).shuffle(prompts)
     settings = Settings(max_tokens=options.max_tokens, temperature=options.temperature)
     for name, engine in engines.items():
         print(f"compiling {name}", flush=True)
