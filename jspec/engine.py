@@ -58,7 +58,7 @@ class Engine:
         costs: RoundCosts | None = None,
         typical: Sequence[float] | None = None,
         prefix_cache: bool | None = None,
-        overlap: bool | None = None,
+        overlap: bool = True,
         seed: int = 0,
     ):
         """Allocates the cache and the slots; compiles nothing yet.
@@ -81,8 +81,8 @@ class Engine:
           prefix_cache: whether requests share the pages of texts that begin alike. None = if that costs nothing:
             where layers have a window, True lets them keep the whole context, as a ring of pages cannot be
             shared. See `prefix_cache` and `jspec.prefix_cache`.
-          overlap: whether sessions launch a round before they have read the one before it; see `Session`. None =
-            unless the device is the CPU, whose cores do the host's work as well: there was nothing to gain.
+          overlap: whether sessions launch a round before they have read the one before it; see `Session`. It pays
+            even where host and device share cores: on 2 of them rounds of SmolLM2-135M took 0 to 14% less time.
           seed: of the requests that set none.
 
         Raises:
@@ -146,7 +146,7 @@ class Engine:
             cache_dtype=cache_dtype,
             seed=seed,
         )
-        self.overlap = jax.default_backend() != "cpu" if overlap is None else overlap
+        self.overlap = overlap
         self.costs, self._scheduler = costs, None
         if costs is not None:
             self._check_schedule()

@@ -44,7 +44,7 @@ def load(
     calibration: str | Path | Calibration | None = None,
     max_log_probs: int = 20,
     prefix_cache: bool | None = None,
-    overlap: bool | None = None,
+    overlap: bool = True,
     mesh: jax.sharding.Mesh | None = None,
     replicate_drafter: bool = False,
     compilation_cache: str | Path | None = None,
@@ -72,7 +72,7 @@ def load(
       max_log_probs: most alternatives a request may ask for.
       prefix_cache: whether requests share the pages of texts that begin alike, which are then not executed
         again. None = yes, but for targets with window layers: True lets these keep the whole context.
-      overlap: whether a round is launched before the one before it is read; None = unless the device is the CPU.
+      overlap: whether a round is launched before the one before it is read; see `jspec.session.Session`.
       mesh: devices to shard over; None = the default device.
       replicate_drafter: every device of the mesh gets the whole drafter and runs it without collectives, instead of
         a part of it; the target's embedding and head stay split.
