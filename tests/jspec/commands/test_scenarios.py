@@ -79,8 +79,8 @@ def test_vocabularies_cost_what_they_cost():
 
 
 def test_vocabularies_at_which_it_cannot_pay_are_said():
-    dear = VocabularyCost(vocabulary=9, plain_seconds=1, seconds=9, draft_share=0.8, break_even=9.0)
-    cheap = VocabularyCost(vocabulary=8, plain_seconds=1, seconds=2, draft_share=0.2, break_even=2.0)
+    dear = VocabularyCost(vocabulary=9, plain_seconds=1.0, seconds=9.0, draft_share=0.8, break_even=9.0)
+    cheap = VocabularyCost(vocabulary=8, plain_seconds=1.0, seconds=2.0, draft_share=0.2, break_even=2.0)
     said = "vocabulary: speculation pays at 8 from 2.00 tokens a round on; it does not pay at 9, whatever is accepted"
     assert vocabulary_verdict([cheap, dear]) == said
 
