@@ -46,6 +46,7 @@ def load(
     prefix_cache: bool | None = None,
     overlap: bool = True,
     mesh: jax.sharding.Mesh | None = None,
+    replicate_drafter: bool = False,
     compilation_cache: str | Path | None = None,
     seed: int = 0,
 ) -> Engine:
@@ -73,6 +74,8 @@ def load(
         again. None = yes, but for targets with window layers: True lets these keep the whole context.
       overlap: whether a round is launched before the one before it is read; see `jspec.session.Session`.
       mesh: devices to shard over; None = the default device.
+      replicate_drafter: every device of the mesh gets the whole drafter and runs it without collectives, instead of
+        a part of it; the target's embedding and head stay split.
       compilation_cache: folder to keep compiled programs in between runs; None = as JAX is configured.
       seed: for requests that set none.
 
@@ -97,6 +100,7 @@ def load(
         tree=tree,
         num_target_layers=loaded.target.num_layers,
         tokenizer=tokenizer.identity,
+        replicated=replicate_drafter,
     )
     plan = resolve_schedule(
         schedule,
@@ -140,6 +144,7 @@ def with_drafter(
     schedule: str | Path | RoundCosts | None = None,
     calibration: str | Path | Calibration | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    replicate_drafter: bool = False,
 ) -> Engine:
     """A second engine of the same sizes on the same weights; drafter, schedule, cache and slots are its own."""
     dtype = engine.cache_dtype
@@ -152,6 +157,7 @@ def with_drafter(
         tree=tree,
         num_target_layers=engine.method.target.num_layers,
         tokenizer=None if engine.tokenizer is None else engine.tokenizer.identity,
+        replicated=replicate_drafter,
     )
     plan = resolve_schedule(
         schedule,
@@ -265,6 +271,7 @@ def resolve_drafter(
     tree: TreeShape | None = None,
     num_target_layers: int | None = None,
     tokenizer: str | None = None,
+    replicated: bool = False,
 ) -> tuple[Drafter, Any]:
     """A drafter and its parameters for a name, a checkpoint folder or a drafter.
 
@@ -277,6 +284,7 @@ def resolve_drafter(
       tree: see `load`.
       num_target_layers: of the target; None = not known.
       tokenizer: identity of the target's; None = not known.
+      replicated: see `replicate_drafter` of `load`.
 
     Raises:
       ValueError, FileNotFoundError: nothing of that name, or an argument that it has no use for.
@@ -317,6 +325,7 @@ def resolve_drafter(
             mesh=mesh,
             num_target_layers=num_target_layers,
             tokenizer=tokenizer,
+            replicated=replicated,
         )
         return loaded.drafter, loaded.params
     if not isinstance(drafter, Drafter):
