@@ -1,6 +1,7 @@
 """How much is drafted for one request, and what it is told if that is nothing."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -52,14 +53,13 @@ def test_draft_tokens_below_the_least_confidence_are_not_verified(scheduled):
 
 def test_least_confidence_of_one_request_is_not_its_neighbours():
     used = shared("confident")
-    alone = only(used, Settings(max_tokens=20)).counters
     strict, free = used.generate(
         [PROMPT, PROMPT], [Settings(max_tokens=20, min_confidence=1.0), Settings(max_tokens=20)]
     )
     assert strict.counters.verified == 0
-    assert free.counters.verified == alone.verified
+    assert free.counters.verified == free.counters.proposed > 0
     again = only(used, Settings(max_tokens=20))  # nor that of the next one on its slot
-    assert again.counters.verified == alone.verified
+    assert again.counters.verified == again.counters.proposed > 0
 
 
 def test_seeded_text_does_not_depend_on_the_least_confidence():
@@ -107,10 +107,11 @@ def test_above_the_load_at_which_drafting_pays_it_stops_and_says_so(overlap):
     assert short.token_ids == line(2, 12) and long.token_ids == line(2, 40)
     assert short.counters.verified == 0
     assert 0 < short.counters.declined_rounds <= short.counters.rounds
-    assert (
+    assert re.fullmatch(
         f"in {short.counters.declined_rounds} of {short.counters.rounds} rounds it would have cost more than it "
-        "brought: at this load, 2 requests, 6 draft tokens make a round take 100.00 times as long"
-        in short.why_off
+        r"brought: at this load, 2 requests, \d draft tokens make a round take 100\.00 times as long, for an "
+        r"expected [1-4]\.\d\d times as many tokens",
+        short.why_off,
     )
     # The other one is alone from then on, and drafts.
     assert long.counters.verified > 0 and 0 < long.counters.declined_rounds < long.counters.rounds
