@@ -10,6 +10,8 @@ from jax.typing import DTypeLike
 
 from jspec.buckets import Ladder
 from jspec.decode import Method, Models, State
+from jspec.grammar.overlap import GrammarOverlap, check_overlap
+from jspec.grammar.support import grammars_for
 from jspec.intake import Intake
 from jspec.pages import PagePool
 from jspec.prefix_cache import PrefixCache
@@ -57,6 +59,8 @@ class Engine:
         costs: RoundCosts | None = None,
         typical: Sequence[float] | None = None,
         prefix_cache: bool | None = None,
+        grammar: bool | None = None,
+        grammar_overlap: GrammarOverlap = "two",
         seed: int = 0,
     ):
         """Allocates the cache and the slots; compiles nothing yet.
@@ -79,6 +83,9 @@ class Engine:
           prefix_cache: whether requests share the pages of texts that begin alike. None = if that costs nothing:
             where layers have a window, True lets them keep the whole context, as a ring of pages cannot be
             shared. See `prefix_cache` and `jspec.prefix_cache`.
+          grammar: whether requests may have a grammar. None = if llguidance is installed and the tokenizer's tokens
+            spell bytes.
+          grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`. The tokens are the same.
           seed: of the requests that set none.
 
         Raises:
@@ -121,6 +128,14 @@ class Engine:
                 "them keep the whole context",
                 target.identity,
             )
+        check_overlap(grammar_overlap)
+        self._grammars, why_no_grammars = grammars_for(
+            tokenizer,
+            vocab_size=target.vocab_size,
+            eos_ids=self.eos_ids,
+            simulated=drafter.simulated,
+            wanted=grammar,
+        )
         self._intake = Intake(
             vocab_size=target.vocab_size,
             tokenizer=tokenizer,
@@ -129,6 +144,8 @@ class Engine:
             max_log_probs=method.max_log_probs,
             max_stop_ids=max_stop_ids,
             pool=self._pool,
+            grammars=self._grammars,
+            why_no_grammars=why_no_grammars,
         )
         self._runner = Runner(
             method=self.method,
@@ -140,6 +157,8 @@ class Engine:
             eos_ids=self.eos_ids,
             cache_dtype=cache_dtype,
             seed=seed,
+            masks=self._grammars is not None,
+            grammar_overlap=grammar_overlap,
         )
         self.costs, self._scheduler = costs, None
         if costs is not None:
@@ -311,6 +330,8 @@ class Engine:
                 buckets.add(self.ladder.decode(count, [drafts]))
         for bucket in sorted(buckets):
             self._runner.round(bucket, [])
+        if self._grammars is not None:
+            self._grammars.prepare()
         self.generate([[0]], Settings(max_tokens=1, seed=0))  # the programs that admit and halt
 
     @property

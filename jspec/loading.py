@@ -17,6 +17,7 @@ from jspec.drafters.plain import plain
 from jspec.drafters.protocol import Drafter
 from jspec.drafters.tree_shape import TreeShape
 from jspec.engine import Engine
+from jspec.grammar.overlap import GrammarOverlap
 from jspec.schedule.calibration_file import Calibration
 from jspec.schedule.costs import RoundCosts
 from jspec.schedule.resolve import dtype_name, resolve_schedule
@@ -44,6 +45,8 @@ def load(
     calibration: str | Path | Calibration | None = None,
     max_log_probs: int = 20,
     prefix_cache: bool | None = None,
+    grammar: bool | None = None,
+    grammar_overlap: GrammarOverlap = "two",
     mesh: jax.sharding.Mesh | None = None,
     compilation_cache: str | Path | None = None,
     seed: int = 0,
@@ -70,6 +73,8 @@ def load(
       max_log_probs: most alternatives a request may ask for.
       prefix_cache: whether requests share the pages of texts that begin alike, which are then not executed
         again. None = yes, but for targets with window layers: True lets these keep the whole context.
+      grammar: whether requests may have a grammar; None = if llguidance is installed.
+      grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`.
       mesh: devices to shard over; None = the default device.
       compilation_cache: folder to keep compiled programs in between runs; None = as JAX is configured.
       seed: for requests that set none.
@@ -123,6 +128,8 @@ def load(
         costs=plan.costs,
         typical=plan.typical,
         prefix_cache=prefix_cache,
+        grammar=grammar,
+        grammar_overlap=grammar_overlap,
         seed=seed,
     )
 

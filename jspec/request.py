@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from jspec.grammar.constraint import Constraint
 from jspec.prefix_cache import Lease
 from jspec.results import Counters, Result, TokenLogProb
 from jspec.settings import Settings
@@ -17,6 +18,7 @@ class Request:
     settings: Settings
     limit: int  # text length at which it ends
     output: Output
+    constraint: Constraint | None = None  # its grammar; it has taken in exactly `token_ids`
     slot: int = -1
     priority: int = 0  # greater ones are admitted first
     lease: Lease | None = None  # pages, while it has a slot

@@ -1,6 +1,7 @@
 """The device side of an engine: slots that requests occupy, and rounds over some of them."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -9,6 +10,9 @@ from jax.typing import DTypeLike
 from jspec.buckets import Bucket
 from jspec.cache import new_cache
 from jspec.decode import Method, Models, Report, Round, State
+from jspec.grammar.filler import MaskFiller
+from jspec.grammar.masks import Masks
+from jspec.grammar.overlap import GrammarOverlap
 from jspec.prefix_cache import PrefixCache
 from jspec.programs import Admission, Programs
 from jspec.request import Request
@@ -34,8 +38,10 @@ class Runner:
         eos_ids: Sequence[int],
         cache_dtype: DTypeLike,
         seed: int,
+        masks: bool,
+        grammar_overlap: GrammarOverlap,
     ):
-        """Allocates the state; arguments as for `jspec.engine.Engine`."""
+        """Allocates the state; arguments as for `jspec.engine.Engine`. With `masks` a request may have a grammar."""
         target, drafter = method.target, method.drafter
         self.method, self.models = method, models
         self.programs = Programs(method, mesh_of(models))
@@ -44,6 +50,8 @@ class Runner:
         self.generations = [0] * max_slots  # requests that each slot has had
         self._eos_ids, self._max_stop_ids = tuple(eos_ids), max_stop_ids
         self._rng = np.random.default_rng(seed)
+        self._filler = MaskFiller(target.vocab_size) if masks else None
+        self._grammar_overlap = grammar_overlap
         pool = prefixes.pool
         cache = new_cache(
             target.groups,
@@ -151,11 +159,24 @@ class Runner:
         round_ = watch.lap("draft", programs.propose(bucket, models, self.state, lanes, certain, budget))
         if self.method.scheduled:
             round_.survival.copy_to_host_async()
-        executed = watch.lap(
-            "target", programs.execute(bucket, models, round_.nodes, self.state.cache, lanes)
-        )
-        self.state, report = programs.settle(bucket, models, round_, executed, self.state, lanes)
+        fill = self._fill_later(round_, active, certain, bucket)
+        early = fill() if self._grammar_overlap == "none" else None
+        executed = programs.execute(bucket, models, round_.nodes, self.state.cache, lanes)
+        masks = early or fill()
+        watch.lap("target", executed)
+        self.state, report = programs.settle(bucket, models, round_, executed, self.state, lanes, masks)
         report = jax.device_get(report)
         watch.lap("settle", self.state)
         watch.finish(counted=bucket.chunk == 0)
         return round_, report
+
+    def _fill_later(
+        self, round_: Round, active: Sequence[Request], certain: np.ndarray, bucket: Bucket
+    ) -> Callable[[], Masks | None]:
+        """What makes the round's masks once it is called; nothing is waited for before that."""
+        if self._filler is None:
+            return lambda: None
+        emits = [r.known - r.committed == certain[lane] for lane, r in enumerate(active)]
+        constraints = [r.constraint if one else None for r, one in zip(active, emits, strict=True)]
+        self._filler.ask(constraints, round_)
+        return functools.partial(self._filler.fill, constraints, round_, bucket.nodes)

@@ -238,7 +238,7 @@ class Session:
         pieces, budget = [], bucket.nodes - len(active) if bucket.budget else 0
         for lane, request in enumerate(active):
             piece = self._take(request, lane, report, budget / len(active))
-            if report.finish[lane] == Finish.BROKEN:
+            if report.finish[lane] == Finish.BROKEN and not _failed_by_grammar(request):
                 self._runner.distrust(request)
             else:
                 self._runner.publish(request)
@@ -270,10 +270,15 @@ class Session:
         ids = [int(t) for t in report.tokens[lane, :emitted]]
         drafted = [i < accepted for i in range(emitted)]
         finish = Finish(int(report.finish[lane]))
-        if finish is Finish.BROKEN:
+        if _failed_by_grammar(request):
+            request.finish_reason = f"error: {request.constraint.failure}"  # type: ignore[union-attr]
+        elif finish is Finish.BROKEN:
             request.finish_reason = "error: the target's logits are NaN, or its settings allow no token"
         elif finish is not Finish.RUNNING:
             request.finish_reason = finish.name.lower()
+        if request.constraint is not None and (last := request.constraint.advance(ids)) is not None:
+            ids, drafted = ids[: last + 1], drafted[: last + 1]
+            request.finish_reason = "stop"
         text, stopped_at = request.output.push(ids, last=request.finish_reason is not None)
         if stopped_at is not None:
             ids, drafted = ids[: stopped_at + 1], drafted[: stopped_at + 1]
@@ -332,3 +337,7 @@ class Session:
 def _rank(request: Request) -> tuple[int, int]:
     """Lower ones come first."""
     return -request.priority, request.index
+
+
+def _failed_by_grammar(request: Request) -> bool:
+    return request.constraint is not None and request.constraint.failure is not None
