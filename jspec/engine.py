@@ -129,6 +129,7 @@ class Engine:
                 target.identity,
             )
         check_overlap(grammar_overlap)
+        self.grammar_overlap: GrammarOverlap = grammar_overlap
         self._grammars, why_no_grammars = grammars_for(
             tokenizer,
             vocab_size=target.vocab_size,
@@ -158,7 +159,6 @@ class Engine:
             cache_dtype=cache_dtype,
             seed=seed,
             masks=self._grammars is not None,
-            grammar_overlap=grammar_overlap,
         )
         self.costs, self._scheduler = costs, None
         if costs is not None:
@@ -292,18 +292,28 @@ class Engine:
         """
         return self._intake.requests(prompts, settings)
 
-    def session(self, *, timings: Timings | None = None, observer: Observer | None = None) -> Session:
+    def session(
+        self,
+        *,
+        timings: Timings | None = None,
+        observer: Observer | None = None,
+        grammar_overlap: GrammarOverlap | None = None,
+    ) -> Session:
         """Requests that can be added while others run, and a step at a time; see `Session`.
 
         Args:
           timings: filled if given; see `Timings`.
           observer: called after every round.
+          grammar_overlap: when the host does a grammar's work; None = the engine's choice.
         """
+        if grammar_overlap is not None:
+            check_overlap(grammar_overlap)
         return Session(
             runner=self._runner,
             intake=self._intake,
             ladder=self.ladder,
             scheduler=self._scheduler,
+            grammar_overlap=grammar_overlap or self.grammar_overlap,
             timings=timings,
             observer=observer,
         )

@@ -39,7 +39,6 @@ class Runner:
         cache_dtype: DTypeLike,
         seed: int,
         masks: bool,
-        grammar_overlap: GrammarOverlap,
     ):
         """Allocates the state; arguments as for `jspec.engine.Engine`. With `masks` a request may have a grammar."""
         target, drafter = method.target, method.drafter
@@ -51,7 +50,6 @@ class Runner:
         self._eos_ids, self._max_stop_ids = tuple(eos_ids), max_stop_ids
         self._rng = np.random.default_rng(seed)
         self._filler = MaskFiller(target.vocab_size) if masks else None
-        self._grammar_overlap = grammar_overlap
         pool = prefixes.pool
         cache = new_cache(
             target.groups,
@@ -140,7 +138,12 @@ class Runner:
         request.lease = None
 
     def round(
-        self, bucket: Bucket, active: Sequence[Request], timings: Timings | None = None
+        self,
+        bucket: Bucket,
+        active: Sequence[Request],
+        timings: Timings | None = None,
+        *,
+        grammar_overlap: GrammarOverlap = "two",
     ) -> tuple[Round, Report]:
         """Runs the three programs for the active requests, one per lane.
 
@@ -160,7 +163,7 @@ class Runner:
         if self.method.scheduled:
             round_.survival.copy_to_host_async()
         fill = self._fill_later(round_, active, certain, bucket)
-        early = fill() if self._grammar_overlap == "none" else None
+        early = fill() if grammar_overlap == "none" else None
         executed = programs.execute(bucket, models, round_.nodes, self.state.cache, lanes)
         masks = early or fill()
         watch.lap("target", executed)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from jspec.buckets import Bucket, Ladder
 from jspec.cut import Finish
 from jspec.decode import Report, Round
+from jspec.grammar.overlap import GrammarOverlap
 from jspec.intake import Intake
 from jspec.prompts import Prompt
 from jspec.request import Request
@@ -38,12 +39,13 @@ class Session:
         intake: Intake,
         ladder: Ladder,
         scheduler: Scheduler | None,
+        grammar_overlap: GrammarOverlap,
         timings: Timings | None = None,
         observer: Observer | None = None,
     ):
         """See `jspec.engine.Engine.session`."""
         self._runner, self._intake, self._ladder, self._scheduler = runner, intake, ladder, scheduler
-        self._timings, self._observer = timings, observer
+        self._timings, self._observer, self._grammar_overlap = timings, observer, grammar_overlap
         self._waiting: list[Request] = []  # in the order in which they will be admitted
         self._running: dict[int, Request] = {}  # by slot
         self._requests: dict[int, Request] = {}  # by number, until they are forgotten
@@ -230,7 +232,9 @@ class Session:
         bisect.insort(self._waiting, request, key=_rank)
 
     def _round(self, bucket: Bucket, active: list[Request], lanes: Lanes | None = None) -> list[Piece]:
-        round_, report = self._runner.round(bucket, active, self._timings)
+        round_, report = self._runner.round(
+            bucket, active, self._timings, grammar_overlap=self._grammar_overlap
+        )
         if lanes is not None and self._scheduler is not None and bucket.budget:
             self._scheduler.publish(lanes, round_.survival)  # type: ignore[arg-type]  # arrays have is_ready
         if self._observer is not None:

@@ -162,7 +162,7 @@ def _check_schema(name: str, schema: Any) -> None:
         raise ValueError(f"{name}: expected a JSON schema, got {schema!r:.100}; pass it as an object")
     try:
         json.dumps(schema)
-    except (TypeError, ValueError) as problem:
+    except (TypeError, ValueError, RecursionError) as problem:
         raise ValueError(
             f"{name}: expected JSON, got a value that is none: {problem}; remove it"
         ) from problem

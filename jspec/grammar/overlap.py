@@ -6,12 +6,12 @@ from typing import Literal, get_args
 # "two": they are filled while the target runs. A round has two synchronisations: the host waits for the draft
 #   tokens, and for the report.
 GrammarOverlap = Literal["none", "two"]
+MODES: tuple[GrammarOverlap, ...] = get_args(GrammarOverlap)
 
 
 def check_overlap(value: str) -> None:
     """Raises ValueError for a word that is none of these."""
-    words = get_args(GrammarOverlap)
-    if value not in words:
+    if value not in MODES:
         raise ValueError(
-            f"grammar_overlap: expected one of {', '.join(words)}, got {value!r}; pick one of these"
+            f"grammar_overlap: expected one of {', '.join(MODES)}, got {value!r}; pick one of these"
         )
