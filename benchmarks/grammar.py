@@ -56,7 +56,7 @@ class Run:
 def run(engine: Engine, mode: GrammarOverlap, prompts: Sequence[object], settings: Sequence[Settings]) -> Run:
     first: dict[int, float] = {}
     last: dict[int, float] = {}
-    with engine.session(grammar_overlap=mode) as session:
+    with engine.session(overlap=True, grammar_overlap=mode) as session:
         start = time.perf_counter()
         indices = session.add(prompts, settings)  # type: ignore[arg-type]
         while session.busy:

@@ -70,7 +70,7 @@ class Round:
     """What propose hands to the other two programs."""
 
     proposal: Proposal
-    # Of all tokens that were drafted, those behind the proposal's included; all ones unless it is scheduled.
+    # Of all tokens that were drafted, those behind the proposal's included; all ones without confidence.
     survival: Float[Array, "lanes drafted"]
     verify_lengths: Int[Array, "lanes"]
     nodes: Nodes
@@ -132,11 +132,10 @@ def propose(
         proposal = limit(drafted, slots, cache.lengths, lanes, certain_lengths, drafts)
     else:
         drafted = proposal = no_proposal(bucket.lanes)
-    if method.scheduled:
-        survival = survival_of(drafted, method.confidence_curve)
-    else:
-        survival = jnp.ones(drafted.tokens.shape, jnp.float32)
-    verify_lengths = allot(survival[:, :drafts], proposal.lengths, lanes, budget)
+    survival = survival_of(drafted, method.confidence_curve)
+    worth = survival if method.scheduled else jnp.ones_like(survival)
+    worth = jnp.where(survival >= slots.min_confidences[rows_of(lanes)][:, None], worth, 0)
+    verify_lengths = allot(worth[:, :drafts], proposal.lengths, lanes, budget)
     nodes = pack(bucket, slots.text, cache.lengths, lanes, certain_lengths, proposal, verify_lengths)
     return Round(proposal=proposal, survival=survival, verify_lengths=verify_lengths, nodes=nodes)
 
@@ -167,7 +166,7 @@ def settle(
     executed: Executed,
     state: State,
     lanes: Int[Array, "lanes"],
-    masks: Masks | None = None,
+    masks: Masks | None,
 ) -> tuple[State, Report]:
     """Decides which tokens the round emits, and moves every state by exactly those.
 

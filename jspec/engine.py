@@ -1,6 +1,7 @@
 """Decodes prompts with a target and a drafter."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,7 +11,7 @@ from jax.typing import DTypeLike
 
 from jspec.buckets import Ladder
 from jspec.decode import Method, Models, State
-from jspec.grammar.overlap import GrammarOverlap, check_overlap
+from jspec.grammar.overlap import GrammarOverlap, resolve_overlap
 from jspec.grammar.support import grammars_for
 from jspec.intake import Intake
 from jspec.pages import PagePool
@@ -60,7 +61,8 @@ class Engine:
         typical: Sequence[float] | None = None,
         prefix_cache: bool | None = None,
         grammar: bool | None = None,
-        grammar_overlap: GrammarOverlap = "two",
+        grammar_overlap: GrammarOverlap | None = None,
+        overlap: bool | None = None,
         seed: int = 0,
     ):
         """Allocates the cache and the slots; compiles nothing yet.
@@ -85,7 +87,10 @@ class Engine:
             shared. See `prefix_cache` and `jspec.prefix_cache`.
           grammar: whether requests may have a grammar. None = if llguidance is installed and the tokenizer's tokens
             spell bytes.
-          grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`. The tokens are the same.
+          grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`. None = as much of it as
+            there is while the device runs. The tokens are the same.
+          overlap: whether sessions launch a round before they have read the one before it; see `Session`. None =
+            unless the device is the CPU, whose cores do the host's work as well: there was nothing to gain.
           seed: of the requests that set none.
 
         Raises:
@@ -128,8 +133,6 @@ class Engine:
                 "them keep the whole context",
                 target.identity,
             )
-        check_overlap(grammar_overlap)
-        self.grammar_overlap: GrammarOverlap = grammar_overlap
         self._grammars, why_no_grammars = grammars_for(
             tokenizer,
             vocab_size=target.vocab_size,
@@ -147,6 +150,7 @@ class Engine:
             pool=self._pool,
             grammars=self._grammars,
             why_no_grammars=why_no_grammars,
+            gives_confidence=lambda: self._gives_confidence or not drafter.draft_length,
         )
         self._runner = Runner(
             method=self.method,
@@ -160,6 +164,9 @@ class Engine:
             seed=seed,
             masks=self._grammars is not None,
         )
+        self.overlap = jax.default_backend() != "cpu" if overlap is None else overlap
+        resolve_overlap(grammar_overlap, None, overlap=self.overlap)
+        self.grammar_overlap = grammar_overlap
         self.costs, self._scheduler = costs, None
         if costs is not None:
             self._check_schedule()
@@ -181,6 +188,11 @@ class Engine:
     def prefix_cache(self) -> bool:
         """Whether requests share the pages of texts that begin alike. False by itself where layers have a window."""
         return self._prefixes.enabled
+
+    @property
+    def grammar(self) -> bool:
+        """Whether requests may have a grammar."""
+        return self._grammars is not None
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache: what comes next is executed whole, as in a new engine."""
@@ -223,7 +235,15 @@ class Engine:
             )
 
     def _check_schedule(self) -> None:
-        """Asks the drafter for its confidence, by shapes alone."""
+        if not self._gives_confidence:
+            raise ValueError(
+                f"schedule: expected a drafter that gives confidence, got {self.method.drafter.name}; leave the "
+                "schedule out"
+            )
+
+    @functools.cached_property
+    def _gives_confidence(self) -> bool:
+        """Whether the drafter does: it is asked by shapes alone."""
         runner, drafter = self._runner, self.method.drafter
         lanes = jax.ShapeDtypeStruct((1,), jnp.int32)
 
@@ -232,13 +252,9 @@ class Engine:
             slots = state.slots
             return drafter.draft(models.drafter, view, state.drafter, lanes, slots.text, slots.table)
 
-        if (
-            not drafter.draft_length
-            or jax.eval_shape(draft, self.models, runner.state, lanes).confidence is None
-        ):
-            raise ValueError(
-                f"schedule: expected a drafter that gives confidence, got {drafter.name}; leave the schedule out"
-            )
+        if not drafter.draft_length:
+            return False
+        return jax.eval_shape(draft, self.models, runner.state, lanes).confidence is not None
 
     # -- what callers use ---------------------------------------------------------------------
 
@@ -298,22 +314,24 @@ class Engine:
         timings: Timings | None = None,
         observer: Observer | None = None,
         grammar_overlap: GrammarOverlap | None = None,
+        overlap: bool | None = None,
     ) -> Session:
         """Requests that can be added while others run, and a step at a time; see `Session`.
 
         Args:
-          timings: filled if given; see `Timings`.
+          timings: filled if given, without overlap; see `Timings`.
           observer: called after every round.
           grammar_overlap: when the host does a grammar's work; None = the engine's choice.
+          overlap: None = the engine's choice.
         """
-        if grammar_overlap is not None:
-            check_overlap(grammar_overlap)
+        overlap = self.overlap if overlap is None else overlap
         return Session(
             runner=self._runner,
             intake=self._intake,
             ladder=self.ladder,
             scheduler=self._scheduler,
-            grammar_overlap=grammar_overlap or self.grammar_overlap,
+            overlap=overlap,
+            grammar_overlap=resolve_overlap(grammar_overlap, self.grammar_overlap, overlap=overlap),
             timings=timings,
             observer=observer,
         )
@@ -339,7 +357,9 @@ class Engine:
             for drafts in range(count * self.ladder.draft_length + 1):
                 buckets.add(self.ladder.decode(count, [drafts]))
         for bucket in sorted(buckets):
-            self._runner.round(bucket, [])
+            launched = self._runner.launch(bucket, [])
+            self._runner.settle(launched, [])
+            launched.read()
         if self._grammars is not None:
             self._grammars.prepare()
         self.generate([[0]], Settings(max_tokens=1, seed=0))  # the programs that admit and halt

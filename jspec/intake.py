@@ -1,7 +1,7 @@
 """Where prompts and settings enter: all of them are checked before the first is decoded."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jspec.grammar.constraint import Constraint
 from jspec.grammar.support import Grammars
@@ -26,6 +26,7 @@ class Intake:
     pool: PagePool
     grammars: Grammars | None  # None = no request may have a grammar,
     why_no_grammars: str  # and why
+    gives_confidence: Callable[[], bool]  # whether the drafter does
 
     def requests(
         self,
@@ -111,6 +112,11 @@ class Intake:
             raise ValueError(
                 f"{name}stop: expected no stop strings without a tokenizer, got {settings.stop!r}; "
                 "use stop_token_ids"
+            )
+        if settings.min_confidence and settings.draft_length != 0 and not self.gives_confidence():
+            raise ValueError(
+                f"{name}min_confidence: expected 0, as the drafter gives no confidence, got "
+                f"{settings.min_confidence}; cap draft_length instead"
             )
         stop_ids = settings.stop_ids(self.eos_ids)
         if len(stop_ids) > self.max_stop_ids:

@@ -46,7 +46,8 @@ def load(
     max_log_probs: int = 20,
     prefix_cache: bool | None = None,
     grammar: bool | None = None,
-    grammar_overlap: GrammarOverlap = "two",
+    grammar_overlap: GrammarOverlap | None = None,
+    overlap: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     compilation_cache: str | Path | None = None,
     seed: int = 0,
@@ -75,6 +76,7 @@ def load(
         again. None = yes, but for targets with window layers: True lets these keep the whole context.
       grammar: whether requests may have a grammar; None = if llguidance is installed.
       grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`.
+      overlap: whether a round is launched before the one before it is read; None = unless the device is the CPU.
       mesh: devices to shard over; None = the default device.
       compilation_cache: folder to keep compiled programs in between runs; None = as JAX is configured.
       seed: for requests that set none.
@@ -130,6 +132,7 @@ def load(
         prefix_cache=prefix_cache,
         grammar=grammar,
         grammar_overlap=grammar_overlap,
+        overlap=overlap,
         seed=seed,
     )
 
@@ -180,6 +183,9 @@ def with_drafter(
         costs=plan.costs,
         typical=plan.typical,
         prefix_cache=engine.prefix_cache,
+        grammar=None if engine.grammar else False,
+        grammar_overlap=engine.grammar_overlap,
+        overlap=engine.overlap,
     )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from jspec.buckets import Bucket
 from jspec.cache import Cache, Group
@@ -35,6 +35,7 @@ class Admission:
     start: Int[Array | np.ndarray, ""]  # tokens whose pages the prefix cache had
     limit: Int[Array | np.ndarray, ""]
     draft_cap: Int[Array | np.ndarray, ""]
+    min_confidence: Float[Array | np.ndarray, ""]
     page_rows: tuple[Int[Array | np.ndarray, "columns"], ...]  # page table row of each layer group
     settings: SettingsRow
 
@@ -60,6 +61,7 @@ def admit(state: State, admission: Admission) -> State:
             starts=slots.starts.at[slot].set(admission.start),
             limits=slots.limits.at[slot].set(admission.limit),
             draft_caps=slots.draft_caps.at[slot].set(admission.draft_cap),
+            min_confidences=slots.min_confidences.at[slot].set(admission.min_confidence),
             live=slots.live.at[slot].set(True),
             table=write_row(slots.table, slot, admission.settings),
             history=admit_history(slots.history, slot, tokens, text_length, prompt_length),
@@ -141,7 +143,7 @@ class Programs:
         executed: Executed,
         state: State,
         lanes: np.ndarray,
-        masks: Masks | None = None,
+        masks: Masks | None,
     ) -> tuple[State, Report]:
         """See `jspec.decode.settle`; `state` is donated."""
         with self._devices():

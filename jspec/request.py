@@ -21,12 +21,19 @@ class Request:
     constraint: Constraint | None = None  # its grammar; it has taken in exactly `token_ids`
     slot: int = -1
     priority: int = 0  # greater ones are admitted first
+    client: str | None = None  # whose it is
+    turn: int = 0  # among the clients; see `jspec.waiting`
+    overtaken: int = 0  # times that a later one of greater priority came first
     lease: Lease | None = None  # pages, while it has a slot
     started: float | None = None  # time.perf_counter() when it first got a slot
-    committed: int = 0  # tokens in the cache, the prompt's included
+    committed: int = 0  # tokens in the cache, the prompt's included; of rounds that were read
+    executing: int = 0  # known tokens that rounds execute which were launched and not read
     known_at_admission: int = 0  # tokens that are executed before it emits one
     reused: int = 0
     preemptions: int = 0
+    inert: int = 0
+    declined_rounds: int = 0
+    declined: str | None = None  # why the last of them did not draft
     ready: int = 0  # draft tokens that the drafter has at most for the next round
     token_ids: list[int] = dataclasses.field(default_factory=list)
     log_probs: list[TokenLogProb] = dataclasses.field(default_factory=list)
@@ -52,15 +59,30 @@ class Request:
         return (*self.prompt_ids, *self.token_ids)
 
     @property
+    def least_known(self) -> int:
+        """Tokens of the text once the round in flight has been read, if it does not end there: one more at least
+        if that round executes the last known token."""
+        return self.known + (self.executing > 0 and self.committed + self.executing == self.known)
+
+    @property
+    def grammar_failed(self) -> bool:
+        """Whether its grammar came to a place where it cannot go on."""
+        return self.constraint is not None and self.constraint.failure is not None
+
+    @property
     def remaining(self) -> int:
-        """Tokens that were known at admission and are still to be executed: the prompt's, or what a preemption
-        took."""
-        return self.known_at_admission - self.committed
+        """Tokens that were known at admission and that no round has been given yet: the prompt's, or what a
+        preemption took."""
+        return self.known_at_admission - self.committed - self.executing
 
     @property
     def prefilling(self) -> bool:
-        """Whether it has not emitted a token since it was admitted."""
-        return self.remaining > 0
+        """Whether it has not emitted a token since it was admitted, as far as rounds were read."""
+        return self.known_at_admission > self.committed
+
+    def certain(self, chunk: int) -> int:
+        """Known tokens that its next round executes, in a bucket of that chunk."""
+        return min(self.least_known - self.committed - self.executing, chunk + 1)
 
     def count(
         self,
@@ -72,8 +94,14 @@ class Request:
         depth: int,
         budget: float,
         unusable: int,
+        declined: str | None,
     ) -> None:
-        """Adds one decode round; no path of what it proposed was longer than `depth`."""
+        """Adds one decode round; no path of what it proposed was longer than `depth`.
+
+        `declined` is why the schedule did not draft; None = it did, or there was nothing to verify.
+        """
+        if declined is not None:
+            self.declined_rounds, self.declined = self.declined_rounds + 1, declined
         self.budget += budget
         self.unusable += unusable
         self.proposed += proposed
@@ -101,9 +129,11 @@ class Request:
             unusable_confidences=self.unusable,
             reused=self.reused,
             preemptions=self.preemptions,
+            inert=self.inert,
+            declined_rounds=self.declined_rounds,
         )
 
-    def result(self, *, simulated: bool, scheduled: bool) -> Result:
+    def result(self, *, simulated: bool, scheduled: bool, why_off: str | None) -> Result:
         """The finished request as its caller sees it."""
         assert self.finish_reason is not None
         return Result(
@@ -115,4 +145,5 @@ class Request:
             log_probs=tuple(self.log_probs) if self.settings.log_probs is not None else None,
             simulated=simulated,
             scheduled=scheduled,
+            why_off=why_off,
         )

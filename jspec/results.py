@@ -27,12 +27,13 @@ class Counters:
     emitted: int = 0  # tokens
     rounds: int = 0
     drafting_rounds: int = 0  # rounds in which at least one draft token was verified
+    declined_rounds: int = 0  # rounds in which the schedule would not draft, as it would not have paid
     accept_histogram: tuple[int, ...] = ()  # rounds by accept length: index 0, 1, 2, ...
-    budget: float = (
-        0.0  # draft tokens that its rounds had room to verify, divided evenly among their requests
-    )
+    # Draft tokens that a schedule gave its rounds room to verify, divided evenly among their requests.
+    budget: float = 0.0
     unusable_confidences: int = 0  # of draft tokens: NaN or outside [0, 1], read as 1 by the schedule
     reused: int = 0  # prompt tokens that were not executed: the prefix cache had them
+    inert: int = 0  # rounds that were launched for it and came to nothing, as it had ended or lost its slot
     preemptions: int = 0  # each executes tokens again, and emits one token in a round that is not counted
 
     @property
@@ -68,11 +69,13 @@ def add(counters: Sequence[Counters]) -> Counters:
         emitted=sum(c.emitted for c in counters),
         rounds=sum(c.rounds for c in counters),
         drafting_rounds=sum(c.drafting_rounds for c in counters),
+        declined_rounds=sum(c.declined_rounds for c in counters),
         accept_histogram=tuple(histogram),
         budget=sum(c.budget for c in counters),
         unusable_confidences=sum(c.unusable_confidences for c in counters),
         reused=sum(c.reused for c in counters),
         preemptions=sum(c.preemptions for c in counters),
+        inert=sum(c.inert for c in counters),
     )
 
 
@@ -102,4 +105,5 @@ class Result:
     counters: Counters
     log_probs: tuple[TokenLogProb, ...] | None = None
     scheduled: bool = False  # False: every draft token was verified, for want of a cost table
+    why_off: str | None = None  # why there was no speculation, in all or in some rounds; None if there was
     simulated: bool = False  # accept lengths were forced: the text is not the target's

@@ -1,7 +1,7 @@
 """The device side of an engine: slots that requests occupy, and rounds over some of them."""
 
-import functools
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -9,10 +9,9 @@ from jax.typing import DTypeLike
 
 from jspec.buckets import Bucket
 from jspec.cache import new_cache
-from jspec.decode import Method, Models, Report, Round, State
+from jspec.decode import Executed, Method, Models, Report, Round, State
 from jspec.grammar.filler import MaskFiller
 from jspec.grammar.masks import Masks
-from jspec.grammar.overlap import GrammarOverlap
 from jspec.prefix_cache import PrefixCache
 from jspec.programs import Admission, Programs
 from jspec.request import Request
@@ -21,6 +20,24 @@ from jspec.sharding import mesh_of
 from jspec.slots import empty_slots
 from jspec.targets.view import TargetView
 from jspec.timings import Stopwatch, Timings
+
+
+@dataclasses.dataclass(kw_only=True)
+class Launched:
+    """A round that the device has been given. What it computes arrives when the device gets there."""
+
+    bucket: Bucket
+    lanes: np.ndarray
+    certain: tuple[int, ...]  # known tokens that each request's lane executes
+    round: Round
+    executed: Executed | None  # until it is settled
+    masks: Masks | None = None  # of grammars, if they were filled early
+    report: Report | None = None  # once it is settled
+    watch: Stopwatch
+
+    def read(self) -> Report:
+        """The report of a settled round on the host; waits for the round."""
+        return jax.device_get(self.report)
 
 
 class Runner:
@@ -85,9 +102,7 @@ class Runner:
         # After a preemption, too, a request without a seed gets a new one: the old one's coins may have been used
         # at the lengths at which rounds begin now.
         seed = int(self._rng.integers(2**32)) if settings.seed is None else settings.seed
-        draft_cap, vocab_size = self.method.drafter.draft_length, self.method.target.vocab_size
-        if settings.draft_length is not None:
-            draft_cap = min(draft_cap, settings.draft_length)
+        vocab_size = self.method.target.vocab_size
         admission = Admission(
             slot=np.asarray(request.slot, np.int32),
             tokens=tokens,
@@ -95,7 +110,8 @@ class Runner:
             prompt_length=np.asarray(len(request.prompt_ids), np.int32),
             start=np.asarray(lease.start, np.int32),
             limit=np.asarray(request.limit, np.int32),
-            draft_cap=np.asarray(draft_cap, np.int32),
+            draft_cap=np.asarray(self.draft_cap(request), np.int32),
+            min_confidence=np.asarray(settings.min_confidence, np.float32),
             page_rows=self.prefixes.pool.table_rows(lease.reservation),
             settings=settings_row(
                 settings, settings.stop_ids(self._eos_ids), seed, vocab_size, self._max_stop_ids
@@ -107,6 +123,11 @@ class Runner:
             self._release(request)
             raise
         return True
+
+    def draft_cap(self, request: Request) -> int:
+        """Most draft tokens that a round may have for it."""
+        draft_length, own = self.method.drafter.draft_length, request.settings.draft_length
+        return draft_length if own is None else min(draft_length, own)
 
     def has_room(self, request: Request, without: Sequence[Request] = ()) -> bool:
         """Whether `admit` would find a slot and pages, had the requests `without` left."""
@@ -137,49 +158,72 @@ class Runner:
         self.free_slots.sort()
         request.lease = None
 
-    def round(
+    def launch(
         self,
         bucket: Bucket,
         active: Sequence[Request],
         timings: Timings | None = None,
         *,
-        grammar_overlap: GrammarOverlap = "two",
-    ) -> tuple[Round, Report]:
-        """Runs the three programs for the active requests, one per lane.
+        masks_first: bool = False,
+    ) -> Launched:
+        """Gives the device the first two programs of a round for the active requests, one per lane.
 
-        Returns:
-          The round, whose arrays are on the device, and its report, which is on the host.
+        Nothing is waited for, unless timings are kept or a grammar's masks have to be there first. `settle` has to
+        follow, unless nobody is left in the round; before any other round is launched.
         """
         lanes = np.full((bucket.lanes,), -1, np.int32)
-        certain = np.zeros((bucket.lanes,), np.int32)
-        for lane, request in enumerate(active):
-            lanes[lane] = request.slot
-            certain[lane] = min(request.known - request.committed, bucket.chunk + 1)
+        certain_lengths = np.zeros((bucket.lanes,), np.int32)
+        certain = tuple(request.certain(bucket.chunk) for request in active)
+        lanes[: len(active)] = [request.slot for request in active]
+        certain_lengths[: len(active)] = certain
         # Padding lanes have no anchor, so that drafts may have their nodes, too.
         budget = bucket.nodes - len(active) if bucket.budget else 0
         programs, models = self.programs, self.models
         watch = Stopwatch(timings)
-        round_ = watch.lap("draft", programs.propose(bucket, models, self.state, lanes, certain, budget))
+        round_ = watch.lap(
+            "draft", programs.propose(bucket, models, self.state, lanes, certain_lengths, budget)
+        )
         if self.method.scheduled:
             round_.survival.copy_to_host_async()
-        fill = self._fill_later(round_, active, certain, bucket)
-        early = fill() if grammar_overlap == "none" else None
-        executed = programs.execute(bucket, models, round_.nodes, self.state.cache, lanes)
-        masks = early or fill()
-        watch.lap("target", executed)
-        self.state, report = programs.settle(bucket, models, round_, executed, self.state, lanes, masks)
-        report = jax.device_get(report)
-        watch.lap("settle", self.state)
-        watch.finish(counted=bucket.chunk == 0)
-        return round_, report
+        if self._filler is not None and any(request.constraint is not None for request in active):
+            self._filler.ask(round_)
+        launched = Launched(
+            bucket=bucket, lanes=lanes, certain=certain, round=round_, executed=None, watch=watch
+        )
+        if masks_first:
+            launched.masks = self._masks(launched, active)
+        launched.executed = programs.execute(bucket, models, round_.nodes, self.state.cache, lanes)
+        return launched
 
-    def _fill_later(
-        self, round_: Round, active: Sequence[Request], certain: np.ndarray, bucket: Bucket
-    ) -> Callable[[], Masks | None]:
-        """What makes the round's masks once it is called; nothing is waited for before that."""
+    def settle(self, launched: Launched, requests: Sequence[Request | None]) -> None:
+        """Gives the device the last program of a round.
+
+        Rounds and what else changes the state happen in the order in which they were asked for: a slot that is
+        freed before a round is read is first written by that round, then by whoever gets it.
+
+        Args:
+          launched: by `launch`, not settled.
+          requests: by lane; None = it has left. Those with a grammar have taken in all that they emitted before
+            this round; the host fills their masks here, which waits for the draft tokens.
+        """
+        bucket, executed = launched.bucket, launched.executed
+        assert executed is not None and launched.report is None
+        masks = self._masks(launched, requests) if launched.masks is None else launched.masks
+        launched.watch.lap("target", executed)
+        self.state, report = self.programs.settle(
+            bucket, self.models, launched.round, executed, self.state, launched.lanes, masks
+        )
+        for array in jax.tree.leaves(report):
+            array.copy_to_host_async()
+        launched.watch.lap("settle", self.state)
+        launched.watch.finish(counted=bucket.chunk == 0)
+        launched.executed, launched.report = None, report
+
+    def _masks(self, launched: Launched, requests: Sequence[Request | None]) -> Masks | None:
         if self._filler is None:
-            return lambda: None
-        emits = [r.known - r.committed == certain[lane] for lane, r in enumerate(active)]
-        constraints = [r.constraint if one else None for r, one in zip(active, emits, strict=True)]
-        self._filler.ask(constraints, round_)
-        return functools.partial(self._filler.fill, constraints, round_, bucket.nodes)
+            return None
+        constraints = [
+            None if request is None or request.known - request.committed != certain else request.constraint
+            for request, certain in zip(requests, launched.certain, strict=True)
+        ]
+        return self._filler.fill(constraints, launched.round, launched.bucket.nodes)

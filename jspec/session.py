@@ -1,28 +1,38 @@
 """Requests that come and go: added at any time, moved on by one round at a time."""
 
-import bisect
+import collections
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jspec.buckets import Bucket, Ladder
 from jspec.cut import Finish
 from jspec.decode import Report, Round
+from jspec.flight import Flight
 from jspec.grammar.overlap import GrammarOverlap
 from jspec.intake import Intake
 from jspec.prompts import Prompt
 from jspec.request import Request
 from jspec.results import Piece, Result, TokenLogProb
 from jspec.runner import Runner
-from jspec.schedule.scheduler import Lanes, Scheduler
+from jspec.schedule.scheduler import Decision, Lanes, Scheduler
 from jspec.settings import Settings
 from jspec.timings import Timings
+from jspec.waiting import Waiting, patient, rank
+from jspec.why_off import why_off
 
-# Called after every round with its requests by lane, its bucket, the round and the report.
-Observer = Callable[[Sequence[Request], Bucket, Round, Report], None]
+# Called after every round with its requests by lane (None = it left before the round was read, and nothing
+# of its lane counts), its bucket, the round and the report.
+Observer = Callable[[Sequence[Request | None], Bucket, Round, Report], None]
 
 
 class Session:
     """One user's requests on an engine. Close it, or use it in a `with` statement, to free their slots.
+
+    With overlap, a round is launched before the one before it is read, so that the device need not wait for the
+    host. Requests end one round late then, as far as the device is concerned: a lane of the round in flight is
+    inert, and counted. What they emit, and all else that is counted, is the same; but a schedule, which shares a
+    budget among the requests of a round, may share it differently.
 
     Example:
       with engine.session() as session:
@@ -39,14 +49,19 @@ class Session:
         intake: Intake,
         ladder: Ladder,
         scheduler: Scheduler | None,
+        overlap: bool,
         grammar_overlap: GrammarOverlap,
         timings: Timings | None = None,
         observer: Observer | None = None,
     ):
         """See `jspec.engine.Engine.session`."""
         self._runner, self._intake, self._ladder, self._scheduler = runner, intake, ladder, scheduler
-        self._timings, self._observer, self._grammar_overlap = timings, observer, grammar_overlap
-        self._waiting: list[Request] = []  # in the order in which they will be admitted
+        self._timings, self._observer = timings, observer
+        self._grammar_overlap = grammar_overlap
+        self._most_flights = 2 if overlap and timings is None else 1
+        self._flights: collections.deque[Flight] = collections.deque()  # launched and not read, oldest first
+        self.inert_lanes = 0  # of rounds, whose requests had ended when they were read
+        self._waiting = Waiting()
         self._running: dict[int, Request] = {}  # by slot
         self._requests: dict[int, Request] = {}  # by number, until they are forgotten
         self._next_index = 0
@@ -57,6 +72,7 @@ class Session:
         settings: Settings | Sequence[Settings] | None = None,
         *,
         priority: int = 0,
+        client: str | None = None,
     ) -> list[int]:
         """Puts requests at the end of the queue; see `Engine.generate` for prompts and settings.
 
@@ -64,7 +80,9 @@ class Session:
           prompts: one or several.
           settings: for all of them, or one each.
           priority: requests of a greater one are admitted first, and may have running ones of a lesser one put
-            back into the queue. Within one, the first to come is the first to be admitted.
+            back into the queue, though not for ever.
+          client: whose they are. Within a priority clients take turns, and the first request of a client to come
+            is the first to be admitted; see `jspec.waiting.Waiting`.
 
         Returns:
           Their numbers, which pieces carry as `index`: 0, 1, 2, ... in the order in which they were added.
@@ -72,19 +90,21 @@ class Session:
         Raises:
           ValueError: a prompt or a setting is unusable; none of them was added then.
         """
-        return self.enqueue(self._intake.requests(prompts, settings), priority=priority)
+        return self.enqueue(self._intake.requests(prompts, settings), priority=priority, client=client)
 
-    def enqueue(self, requests: Sequence[Request], *, priority: int = 0) -> list[int]:
+    def enqueue(
+        self, requests: Sequence[Request], *, priority: int = 0, client: str | None = None
+    ) -> list[int]:
         """Puts requests that `Engine.prepare` made into the queue; see `add`.
 
         Returns:
           Their numbers, as `add` does.
         """
         for request in requests:
-            request.index, request.priority = self._next_index, priority
+            request.index, request.priority, request.client = self._next_index, priority, client
             self._next_index += 1
             self._requests[request.index] = request
-            bisect.insort(self._waiting, request, key=_rank)
+            self._waiting.add(request)
         return [request.index for request in requests]
 
     def cancel(self, index: int) -> None:
@@ -94,10 +114,10 @@ class Session:
             return
         request.finish_reason = "cancelled"
         if self._running.get(request.slot) is request:
-            self._runner.leave(request)
-            del self._running[request.slot]
+            self._leave(request)
         else:
-            self._waiting = [other for other in self._waiting if other is not request]
+            self._waiting.remove(request)
+        self._waiting.spare(request)
 
     def forget(self, index: int) -> None:
         """Drops a request that has ended, so that a session without end does not grow.
@@ -133,46 +153,89 @@ class Session:
 
     def result(self, index: int) -> Result:
         """The request of that number, which has ended."""
-        scheduled = self._scheduler is not None
-        simulated = self._runner.method.drafter.simulated
-        return self._requests[index].result(simulated=simulated, scheduled=scheduled)
+        request, drafter = self._requests[index], self._runner.method.drafter
+        return request.result(
+            simulated=drafter.simulated,
+            scheduled=self._scheduler is not None,
+            why_off=why_off(request, drafter),
+        )
 
     def step(self, bucket: Bucket | None = None) -> list[Piece]:
-        """Admits what fits, runs one round, and returns what it added.
+        """Admits what fits, launches rounds, and returns what one round added.
 
         Args:
           bucket: of the next round if it decodes, to measure it; None = the one of most tokens per second,
-            or without a schedule the one that holds every draft token.
+            or without a schedule the one that holds every draft token. Only without overlap.
 
         Raises:
           RuntimeError: nothing runs, and the first that waits finds no slot or no room in the cache.
         """
+        assert bucket is None or self._most_flights == 1
         if not self.busy:
             return []
         self._admit()
         if not self._running:
-            first, prefixes = self._waiting[0], self._runner.prefixes
+            first, prefixes = self._waiting.first, self._runner.prefixes
             raise RuntimeError(
                 f"prompts[{first.index}]: expected a free slot and cache for {first.limit} tokens, got "
                 f"{len(self._runner.free_slots)} slots and {prefixes.free_pages[0] * prefixes.pool.page_size} "
                 "tokens; finish or close other streams"
             )
-        prefilling = self._prefilling()
-        if prefilling is not None:
-            return self._round(self._ladder.prefill(prefilling.remaining), [prefilling])
-        active = [self._running[slot] for slot in sorted(self._running)]
+        while len(self._flights) < self._most_flights:
+            flight = self._launch(bucket)
+            if flight is None:
+                break
+            self._flights.append(flight)
+            if flight.constrained and len(self._flights) > 1:
+                # Its grammars have to be moved on by the round before it, before its masks can be filled.
+                pieces = self._land(self._flights.popleft())
+                if not flight.void:
+                    self._runner.settle(flight.launched, flight.requests)
+                return pieces
+            self._runner.settle(flight.launched, flight.requests)
+        return self._land(self._flights.popleft())
+
+    def _must_read_first(self, going: Sequence[Request]) -> bool:
+        """Whether a round of these requests has to wait for the one in flight."""
+        if not self._flights or self._grammar_overlap == "one":
+            return False
+        return any(request.constraint is not None for request in going)
+
+    def _launch(self, bucket: Bucket | None) -> Flight | None:
+        """The next round; None if what is in flight has to be read first.
+
+        What that round will have done is not known, but bounds are: it executes what it was given, it emits a
+        token at least, and it may leave as many draft tokens as a request can have.
+        """
+        going = [r for _, r in sorted(self._running.items()) if r.least_known < r.limit]
+        prompt = min((r for r in going if r.remaining > 0), key=rank, default=None)
+        if self._must_read_first(going if prompt is None else [prompt]):
+            return None
+        if prompt is not None:
+            return self._given(self._ladder.prefill(prompt.remaining), [prompt])
+        if not going or (self._flights and self._waiting and self._prefilling() is not None):
+            return None  # all end with the round in flight, or the next prompt can begin after it
         if bucket is not None:
-            return self._round(bucket, active)
+            return self._given(bucket, going)
+        ready = [self._ready(request) for request in going]
         if self._scheduler is None:
-            return self._round(self._ladder.decode(len(active), [r.ready for r in active]), active)
+            return self._given(self._ladder.decode(len(going), ready), going)
         lanes = Lanes(
-            slots=tuple(request.slot for request in active),
-            generations=tuple(self._runner.generations[request.slot] for request in active),
-            ready=tuple(request.ready for request in active),
-            context=sum(request.committed for request in active),
+            slots=tuple(request.slot for request in going),
+            generations=tuple(self._runner.generations[request.slot] for request in going),
+            ready=tuple(ready),
+            least_survival=tuple(request.settings.min_confidence for request in going),
+            context=sum(request.committed + request.executing for request in going),
         )
-        bucket = self._scheduler.choose(lanes)
-        return self._round(bucket, active, lanes)
+        decision = self._scheduler.choose(lanes)
+        return self._given(decision.bucket, going, decision)
+
+    def _given(self, bucket: Bucket, going: Sequence[Request], decision: Decision | None = None) -> Flight:
+        masks_first = self._grammar_overlap == "none"
+        launched = self._runner.launch(bucket, going, self._timings, masks_first=masks_first)
+        for request, certain in zip(going, launched.certain, strict=True):
+            request.executing += certain
+        return Flight(bucket=bucket, requests=list(going), launched=launched, decision=decision)
 
     def _admit(self) -> None:
         """Gives slots to those whose turn it is.
@@ -181,11 +244,11 @@ class Session:
         prefix cache what they have in common.
         """
         while self._waiting:
-            request, prefilling = self._waiting[0], self._prefilling()
+            request, prefilling = self._waiting.first, self._prefilling()
             if prefilling is not None and prefilling.priority >= request.priority:
                 return
             if self._runner.admit(request):
-                del self._waiting[0]
+                self._waiting.take_first()
                 self._running[request.slot] = request
                 if request.started is None:
                     request.started = time.perf_counter()
@@ -197,14 +260,14 @@ class Session:
                 self.preempt(victim.index)
 
     def _prefilling(self) -> Request | None:
-        """The running request whose prompt is executed next."""
-        return min((r for r in self._running.values() if r.prefilling), key=_rank, default=None)
+        """The running request whose prompt is executed next, or is being executed."""
+        return min((r for r in self._running.values() if r.prefilling), key=rank, default=None)
 
     def _victims(self, request: Request) -> list[Request]:
         """Running requests of lesser priority that have to go so that this one can come in; none if that
         does not help."""
-        lesser = [r for r in self._running.values() if r.priority < request.priority]
-        lesser.sort(key=_rank, reverse=True)
+        lesser = [r for r in self._running.values() if r.priority < request.priority and not patient(r)]
+        lesser.sort(key=rank, reverse=True)
         for count in range(1, len(lesser) + 1):
             if self._runner.has_room(request, lesser[:count]):
                 return lesser[:count]
@@ -213,8 +276,8 @@ class Session:
     def preempt(self, index: int) -> None:
         """Takes a running request's slot and pages, and puts it back into the queue, at its old place.
 
-        It goes on later with the text that it has. What the prefix cache still has of it then is not executed
-        again. A greedy request, or one with a seed, emits what it would have emitted.
+        It goes on later with the text that it has, which is without what the round in flight does. What the prefix
+        cache still has of it then is not executed again. A greedy request, or one with a seed, emits what it would have emitted.
 
         Raises:
           ValueError: it is not running.
@@ -225,30 +288,45 @@ class Session:
                 f"index: expected one of the running requests {sorted(r.index for r in self._running.values())}, "
                 f"got {index}; a request that waits or has finished has no slot to give up"
             )
-        del self._running[request.slot]
-        self._runner.leave(request)
+        self._leave(request)
         request.committed = request.ready = 0
         request.preemptions += 1
-        bisect.insort(self._waiting, request, key=_rank)
+        self._waiting.put_back(request)
 
-    def _round(self, bucket: Bucket, active: list[Request], lanes: Lanes | None = None) -> list[Piece]:
-        round_, report = self._runner.round(
-            bucket, active, self._timings, grammar_overlap=self._grammar_overlap
-        )
-        if lanes is not None and self._scheduler is not None and bucket.budget:
-            self._scheduler.publish(lanes, round_.survival)  # type: ignore[arg-type]  # arrays have is_ready
+    def _leave(self, request: Request) -> None:
+        """Takes a running request's slot, and its lane of the round in flight."""
+        del self._running[request.slot]
+        for flight in self._flights:
+            self.inert_lanes += flight.drop(request)
+        if self._flights and self._flights[-1].void:
+            self._flights.pop()
+        self._runner.leave(request)
+
+    def _land(self, flight: Flight) -> list[Piece]:
+        """Reads a round, and books what it did."""
+        bucket, launched = flight.bucket, flight.launched
+        report = launched.read()
+        decision, scheduled = flight.decision, self._scheduler
+        if decision is not None and scheduled is not None and bucket.budget:
+            survival: Any = launched.round.survival  # a jax.Array, which has is_ready
+            scheduled.publish(decision, survival, here=[r is not None for r in flight.requests])
         if self._observer is not None:
-            self._observer(active, bucket, round_, report)
-        pieces, budget = [], bucket.nodes - len(active) if bucket.budget else 0
-        for lane, request in enumerate(active):
-            piece = self._take(request, lane, report, budget / len(active))
-            if report.finish[lane] == Finish.BROKEN and not _failed_by_grammar(request):
+            self._observer(flight.requests, bucket, launched.round, report)
+        pieces, budget = [], 0.0
+        if scheduled is not None and bucket.budget:
+            budget = (bucket.nodes - len(flight.requests)) / len(flight.requests)
+        for lane, request in enumerate(flight.requests):
+            if request is None:
+                continue
+            request.executing -= launched.certain[lane]
+            piece = self._take(request, lane, report, budget, None if decision is None else decision.declined)
+            if report.finish[lane] == Finish.BROKEN and not request.grammar_failed:
                 self._runner.distrust(request)
             else:
                 self._runner.publish(request)
             if request.finish_reason is not None:
-                self._runner.leave(request)
-                del self._running[request.slot]
+                self._leave(request)
+                self._waiting.spare(request)
             if piece is not None:
                 pieces.append(piece)
         return pieces
@@ -256,9 +334,9 @@ class Session:
     def close(self) -> None:
         """Frees the slots of what still runs, and forgets what waits."""
         self._waiting.clear()
+        self._flights.clear()
         for request in list(self._running.values()):
-            self._runner.leave(request)
-        self._running.clear()
+            self._leave(request)
 
     def __enter__(self) -> "Session":
         return self
@@ -266,7 +344,9 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take(self, request: Request, lane: int, report: Report, budget: float) -> Piece | None:
+    def _take(
+        self, request: Request, lane: int, report: Report, budget: float, declined: str | None
+    ) -> Piece | None:
         was_prefilling = request.prefilling
         emitted, accepted = int(report.emitted[lane]), int(report.accepted[lane])
         committed = int(report.committed[lane])
@@ -274,7 +354,7 @@ class Session:
         ids = [int(t) for t in report.tokens[lane, :emitted]]
         drafted = [i < accepted for i in range(emitted)]
         finish = Finish(int(report.finish[lane]))
-        if _failed_by_grammar(request):
+        if request.grammar_failed:
             request.finish_reason = f"error: {request.constraint.failure}"  # type: ignore[union-attr]
         elif finish is Finish.BROKEN:
             request.finish_reason = "error: the target's logits are NaN, or its settings allow no token"
@@ -296,10 +376,11 @@ class Session:
                 committed=min(committed, len(ids)),
                 budget=budget,
                 unusable=int(report.unusable[lane]),
+                declined=declined,
                 depth=self._runner.method.drafter.draft_depth,
             )
         request.token_ids.extend(ids)
-        request.ready = self._ready(request, int(report.ready[lane]))
+        request.ready = int(report.ready[lane])
         log_probs = None
         if request.settings.log_probs is not None:
             log_probs = tuple(self._log_probs(request, lane, report, ids))
@@ -318,9 +399,10 @@ class Session:
             reused=request.reused,
         )
 
-    def _ready(self, request: Request, drafts: int) -> int:
-        """How many of `drafts` tokens the next round can use. The last one that a request may emit is a bonus."""
-        room = max(request.limit - request.known - 1, 0)
+    def _ready(self, request: Request) -> int:
+        """Most draft tokens that the next round can use. The last one that a request may emit is a bonus."""
+        drafts = self._runner.draft_cap(request) if request.executing else request.ready
+        room = max(request.limit - request.least_known - 1, 0)
         is_tree = self._runner.method.drafter.draft_depth < self._runner.method.drafter.draft_length
         return drafts if is_tree and room else min(drafts, room)
 
@@ -336,12 +418,3 @@ class Session:
             )
             for i, token in enumerate(ids)
         ]
-
-
-def _rank(request: Request) -> tuple[int, int]:
-    """Lower ones come first."""
-    return -request.priority, request.index
-
-
-def _failed_by_grammar(request: Request) -> bool:
-    return request.constraint is not None and request.constraint.failure is not None

@@ -46,6 +46,9 @@ class Settings:
     )
     draft_length: int | None = None  # most draft tokens a round; None = the drafter's, 0 = no speculation
     grammar: Grammar | None = None  # the form of the answer, which ends where it is complete
+    # Draft tokens are verified if the drafter's confidence gives them, and those before them, at least this
+    # probability together; 0 = off.
+    min_confidence: float = 0.0
 
     def __post_init__(self) -> None:
         _check_whole("max_tokens", self.max_tokens, 1, None, "ask for at least one token")
@@ -88,11 +91,11 @@ class Settings:
             _check_whole(
                 "draft_length", self.draft_length, 0, None, "use 0 to turn speculation off, None for all"
             )
-
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise ValueError(
                 f"grammar: expected a jspec.Grammar, got {self.grammar!r:.80}; write Grammar(regex=...)"
             )
+        _check_number("min_confidence", self.min_confidence, 0.0, 1.0, "use 0 to turn it off")
 
     def _normalise_ids(self) -> None:
         if not isinstance(self.logit_bias, Mapping):

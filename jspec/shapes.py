@@ -102,7 +102,7 @@ class CompiledRound:
             return execute(method, self.bucket, models, nodes, cache, lanes)
 
         def settled(state: State, models: Models, round_: Any, executed: Any, lanes: Any) -> Any:
-            return settle(method, self.bucket, models, round_, executed, state, lanes)
+            return settle(method, self.bucket, models, round_, executed, state, lanes, None)
 
         if self.kind == "propose":
             return mesh, proposed, (models, state, lanes, lanes, budget), ()

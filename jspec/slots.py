@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jspec.drafters.protocol import Text
 from jspec.sampling import History, SamplingTable, empty_history, empty_table
@@ -18,6 +18,7 @@ class Slots:
     starts: Int[Array, "slots"]  # tokens that were committed at admission: the prefix cache had them
     limits: Int[Array, "slots"]  # text length (prompt included) at which the request ends
     draft_caps: Int[Array, "slots"]  # draft tokens allowed per round; 0 = speculation off for this request
+    min_confidences: Float[Array, "slots"]  # of draft tokens that are verified; 0 = any
     live: Bool[Array, "slots"]  # set by admission, cleared by `cut`: a late round finds it and does nothing
     table: SamplingTable
     history: History
@@ -45,6 +46,7 @@ def empty_slots(max_slots: int, max_context: int, vocab_size: int, max_stop_ids:
         starts=zeros(),
         limits=zeros(),
         draft_caps=zeros(),
+        min_confidences=jnp.zeros((max_slots,), jnp.float32),
         live=jnp.zeros((max_slots,), bool),
         table=empty_table(max_slots, vocab_size, max_stop_ids),
         history=empty_history(max_slots, vocab_size),

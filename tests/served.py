@@ -35,13 +35,13 @@ class Brake:
     """Stops an engine before its rounds, so that a test can look at it in between."""
 
     def __init__(self, engine: Engine):
-        self._runner, self._round = engine._runner, engine._runner.round
+        self._runner, self._launch = engine._runner, engine._runner.launch
         self._changed = threading.Condition()
         self._allowed = 0
         self.engaged = self.blocked = False
         self.rounds = 0  # that have run
         self.failure: Exception | None = None
-        self._runner.round = self._braked  # type: ignore[method-assign]
+        self._runner.launch = self._braked  # type: ignore[method-assign]
 
     def _braked(self, *args, **kwargs):
         with self._changed:
@@ -52,7 +52,7 @@ class Brake:
         if self.failure is not None:
             raise self.failure
         self.rounds += 1
-        return self._round(*args, **kwargs)
+        return self._launch(*args, **kwargs)
 
     def engage(self) -> None:
         self.engaged = True
@@ -130,7 +130,7 @@ def serving(
         brake.release()
         server.should_exit = True
         thread.join(30)
-        engine._runner.round = brake._round
+        engine._runner.launch = brake._launch
         assert not thread.is_alive()
 
 

@@ -49,7 +49,7 @@ def record(
     rows: list[tuple[np.ndarray, int, int, int]] = []
     unusable = 0
 
-    def note(active: Sequence[Request], bucket: Bucket, round_: Round, report: Report) -> None:
+    def note(active: Sequence[Request | None], bucket: Bucket, round_: Round, report: Report) -> None:
         nonlocal unusable
         if not bucket.budget:
             return
@@ -57,7 +57,11 @@ def record(
             raise ValueError(f"drafter: expected one that gives confidence, got {drafter.name}")
         confidence = np.asarray(round_.proposal.confidence, np.float64)
         for lane, request in enumerate(active):
-            if int(report.verified[lane]) < drafter.draft_length or int(report.finish[lane]):
+            if (
+                request is None
+                or int(report.verified[lane]) < drafter.draft_length
+                or int(report.finish[lane])
+            ):
                 continue
             if not ((confidence[lane] >= 0) & (confidence[lane] <= 1)).all():
                 unusable += 1

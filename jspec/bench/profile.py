@@ -116,7 +116,7 @@ def _rounds(
     room = len(buckets) * (rounds + 1) * (engine.ladder.draft_length + 1)
     settings = Settings(max_tokens=min(room, engine.max_context - context), ignore_eos=True)
     prompt = [1 + i % 7 for i in range(context)]
-    with engine.session() as session:
+    with engine.session(overlap=False) as session:
         session.add([prompt] * buckets[0].lanes, settings)
         while session.prefilling:
             session.step()
@@ -133,7 +133,7 @@ def _chunks(engine: Engine, seconds: dict[Kind, list[float]]) -> None:
             continue
         values = []
         for _ in range(3):
-            with engine.session() as session:
+            with engine.session(overlap=False) as session:
                 session.add([[1 + i % 7 for i in range(chunk + 1)]], Settings(max_tokens=1))
                 values.append(_timed(session, None))
         seconds.setdefault((engine.ladder.prefill(chunk + 1), 0), []).append(min(values))

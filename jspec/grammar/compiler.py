@@ -9,6 +9,7 @@ from typing import Any
 
 import llguidance
 import numpy as np
+from jaxtyping import Int
 
 from jspec.grammar.grammar import Grammar, StructuralTag
 from jspec.grammar.marker import AfterMarker
@@ -28,9 +29,7 @@ class GrammarCompiler:
         self._of_vocabulary = functools.partial(Vocabulary, tokenizer, vocab_size, eos_ids)
         self._limits = llguidance.LLParserLimits(verbose_errors=False)
         self._words = -(-vocab_size // 32)
-        self._end_bits = np.zeros((self._words,), np.int32)
-        for id_ in eos_ids:
-            self._end_bits[id_ // 32] |= np.int32(np.uint32(1 << id_ % 32).astype(np.int32))
+        self._ends = bool(eos_ids)
         self._lock = threading.Lock()
         self._compiled: collections.OrderedDict[str, llguidance.LLMatcher] = collections.OrderedDict()
 
@@ -41,6 +40,14 @@ class GrammarCompiler:
     @functools.cached_property
     def _llguidance(self) -> llguidance.LLTokenizer:
         return self._vocabulary.llguidance()
+
+    @functools.cached_property
+    def _end_bits(self) -> Int[np.ndarray, "words"]:
+        bits = np.zeros((self._words, 32), bool)
+        for id_ in self._vocabulary.eos_ids:
+            if id_ < bits.size:  # a made-up one may lie past the last word
+                bits[id_ // 32, id_ % 32] = True
+        return np.packbits(bits, axis=1, bitorder="little").view("<i4")[:, 0]
 
     def prepare(self) -> None:
         """Does now what the first matcher would wait for: some tenths of a second."""
@@ -57,7 +64,7 @@ class GrammarCompiler:
           ValueError: the grammar is none, nothing has this form, or it has no first token.
         """
         start = self._start(grammar)
-        matcher = LlguidanceMatcher(start, self._end_bits, ends_by_eos=ends_by_eos)
+        matcher = LlguidanceMatcher(start, self._end_bits, ends_by_eos=ends_by_eos and self._ends)
         allowed = matcher.allowed()
         if allowed is None or not allowed.any():
             got = "one that is complete without any" if allowed is None else f"an error: {matcher.problem}"

@@ -22,11 +22,10 @@ class MaskFiller:
         self._vocab_size, self._words = vocab_size, -(-vocab_size // 32)
         self._nothing: dict[int, Masks] = {}
 
-    def ask(self, constraints: Sequence[Constraint | None], round_: Round) -> None:
+    def ask(self, round_: Round) -> None:
         """Lets the device send what `fill` will wait for."""
-        if any(constraint is not None for constraint in constraints):
-            for array in jax.tree.leaves(_looked_at(round_)):
-                array.copy_to_host_async()
+        for array in jax.tree.leaves(_looked_at(round_)):
+            array.copy_to_host_async()
 
     def fill(self, constraints: Sequence[Constraint | None], round_: Round, num_rows: int) -> Masks:
         """Walks each lane's grammar over its nodes. Waits for the draft tokens, but not for `execute`.

@@ -23,24 +23,24 @@ class StructuralTag:
     def __post_init__(self) -> None:
         if not isinstance(self.begin, str) or not self.begin:
             raise ValueError(
-                f"structural_tags.begin: expected at least one character, got {self.begin!r}; "
+                f"grammar.structural_tags.begin: expected at least one character, got {self.begin!r}; "
                 "name the text that opens the tag"
             )
         if (self.json_schema is None) == (self.lark is None):
             raise ValueError(
-                f"structural_tags: expected json_schema or lark for {self.begin!r}, got "
+                f"grammar.structural_tags: expected json_schema or lark for {self.begin!r}, got "
                 f"{'neither' if self.lark is None else 'both'}; set one of them"
             )
         if self.json_schema is not None:
-            _check_schema("structural_tags.json_schema", self.json_schema)
+            _check_schema("grammar.structural_tags.json_schema", self.json_schema)
         if self.lark is not None:
-            _check_text("structural_tags.lark", self.lark)
+            _check_text("grammar.structural_tags.lark", self.lark)
         if not isinstance(self.end, str):
-            raise ValueError(f"structural_tags.end: expected text, got {self.end!r}; use '' for none")
+            raise ValueError(f"grammar.structural_tags.end: expected text, got {self.end!r}; use '' for none")
         trigger = self.begin if self.trigger is None else self.trigger
         if not isinstance(trigger, str) or not trigger or not self.begin.startswith(trigger):
             raise ValueError(
-                f"structural_tags.trigger: expected the start of {self.begin!r}, got {self.trigger!r}; "
+                f"grammar.structural_tags.trigger: expected the start of {self.begin!r}, got {self.trigger!r}; "
                 "shorten it, or leave it out"
             )
         object.__setattr__(self, "trigger", trigger)
@@ -134,7 +134,7 @@ def grammar_from_json(values: Any) -> Grammar:
     tags = values.get("structural_tags")
     if isinstance(tags, list):
         values["structural_tags"] = [
-            StructuralTag(**_fields_of("structural_tags", tag, StructuralTag)) for tag in tags
+            StructuralTag(**_fields_of("grammar.structural_tags", tag, StructuralTag)) for tag in tags
         ]
     return Grammar(**values)
 

@@ -67,7 +67,7 @@ class Relay:
         Args:
           round_: its number; rising.
           slots: of the first `rows`; what is behind them is padding.
-          generations: of those slots' requests.
+          generations: of those slots' requests; 0 = the request has left, and its row says nothing.
           rows: float [at least len(slots), draft_length].
         """
         self._arriving.append((round_, list(slots), np.asarray(generations).copy(), rows))

@@ -1,6 +1,7 @@
 """The host's side of scheduled verification: which bucket the next round runs in."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +20,18 @@ class Lanes:
     slots: tuple[int, ...]  # ascending
     generations: tuple[int, ...]  # how many requests each slot has had, this one included
     ready: tuple[int, ...]  # draft tokens that each has at most
+    least_survival: tuple[float, ...]  # of draft tokens that each has verified
     context: int  # committed tokens, all together
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What the next round is."""
+
+    bucket: Bucket
+    round: int  # its number
+    lanes: Lanes
+    declined: str | None  # why it does not draft, though there is what to verify
 
 
 class Scheduler:
@@ -62,7 +74,7 @@ class Scheduler:
         self._round = 0
         self._plain_rounds = 0
 
-    def choose(self, lanes: Lanes) -> Bucket:
+    def choose(self, lanes: Lanes) -> Decision:
         """The bucket of most expected tokens per second for the next round."""
         self._round += 1
         count = len(lanes.slots)
@@ -70,34 +82,48 @@ class Scheduler:
         if known is not None:
             self._history.add(lanes.slots, known)
         buckets = self._useful(lanes)
+        decide = functools.partial(Decision, round=self._round, lanes=lanes)
         if len(buckets) == 1:
-            return buckets[0]
+            return decide(bucket=buckets[0], declined=None)
         survival = self._history.samples(lanes.slots, lanes.generations)
         ready = np.arange(survival.shape[2])[None, :] < np.asarray(lanes.ready)[:, None]
+        ready = ready & (survival >= np.asarray(lanes.least_survival)[:, None])
         seconds = np.array([self._costs.round_seconds(count, b, lanes.context) for b in buckets])
         budgets = [bucket.nodes - count if bucket.budget else 0 for bucket in buckets]
-        choice = best_budget(
-            np.where(ready, survival, 0), lambda tokens, _: tokens / seconds, candidates=budgets
-        )
+        speeds = np.zeros(len(buckets))
+
+        def speed(tokens: np.ndarray, _: np.ndarray) -> np.ndarray:
+            speeds[:] = tokens / seconds
+            return speeds
+
+        choice = best_budget(np.where(ready, survival, 0), speed, candidates=budgets)
         chosen = buckets[budgets.index(choice.budget)]
         if chosen.budget:
             self._plain_rounds = 0
-            return chosen
+            return decide(bucket=chosen, declined=None)
         self._plain_rounds += 1
         extra = (seconds[1] - seconds[0]) / seconds[0]
-        if self._plain_rounds < max(extra / self.PROBE_SHARE, self.LEAST_PROBE_INTERVAL):
-            return chosen
-        self._plain_rounds = 0
-        return buckets[1]
+        if self._plain_rounds >= max(extra / self.PROBE_SHARE, self.LEAST_PROBE_INTERVAL):
+            self._plain_rounds = 0
+            return decide(bucket=buckets[1], declined=None)
+        best = 1 + int(np.argmax(speeds[1:]))
+        costs, brings = seconds[best] / seconds[0], speeds[best] * seconds[best] / count
+        return decide(
+            bucket=chosen,
+            declined=f"at this load, {count} requests, {budgets[best]} draft tokens make a round take {costs:.2f} "
+            f"times as long, for an expected {brings:.2f} times as many tokens",
+        )
 
-    def publish(self, lanes: Lanes, survival: Arriving) -> None:
-        """Takes over the survival of the round that `choose` was last asked about.
+    def publish(self, decision: Decision, survival: Arriving, *, here: Sequence[bool]) -> None:
+        """Takes over a round's survival.
 
         Args:
-          lanes: as given to `choose`.
+          decision: by which it ran.
           survival: float [at least as many lanes, drafts], on its way to the host.
+          here: whether each lane's request has not left since; what is drafted for one that has says nothing.
         """
-        self._relay.publish(self._round, lanes.slots, np.asarray(lanes.generations), survival)
+        generations = np.where(here, decision.lanes.generations, 0)
+        self._relay.publish(decision.round, decision.lanes.slots, generations, survival)
 
     def _useful(self, lanes: Lanes) -> list[Bucket]:
         """Plain, and every bucket up to the first that holds all there is to verify."""

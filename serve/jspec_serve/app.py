@@ -118,8 +118,10 @@ def add_generation(app: FastAPI, service: Service) -> None:
         deadline = service.deadline()
         prepared = await asyncio.to_thread(endpoint.prepare, service, body)
         answer = endpoint.answer(service, body, prepared)
+        # Whose turn it is: users of one client of ours are clients, too.
+        client = body.user or (request.client.host if request.client else None)
         return AnswerResponse(
-            service.submit(prepared),
+            service.submit(prepared, client=client),
             answer,
             deadline=deadline,
             seconds=service.limits.request_seconds,
@@ -210,6 +212,8 @@ def info(service: Service) -> dict[str, Any]:
         "max_slots": engine.max_slots,
         "page_size": engine.page_size,
         "prefix_cache": engine.prefix_cache,
+        "grammar": engine.grammar,
+        "overlap": engine.overlap,
         "free_pages": list(engine.free_pages),
         "max_log_probs": engine.method.max_log_probs,
         "limits": dataclasses.asdict(service.limits),

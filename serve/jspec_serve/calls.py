@@ -36,14 +36,21 @@ class Call:
     Leaving its `async with` block cancels what has not ended.
     """
 
-    def __init__(self, requests: Sequence[Request], priority: int, cancel: Callable[["Call"], None]):
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        priority: int,
+        client: str | None,
+        cancel: Callable[["Call"], None],
+    ):
         """
         Args:
           requests: from `Engine.prepare`; choice i is requests[i].
           priority: of all of them, see `Session.add`.
+          client: likewise.
           cancel: told when nobody waits for the rest any more.
         """
-        self.requests, self.priority = tuple(requests), priority
+        self.requests, self.priority, self.client = tuple(requests), priority, client
         self.submitted = time.perf_counter()
         self.loop = asyncio.get_running_loop()
         self.unfinished = len(self.requests)

@@ -39,7 +39,8 @@ class EngineThread:
     """Runs rounds while there are requests, and sleeps while there are none.
 
     Everything but `start`'s thread only puts commands into a queue, which is emptied before each round:
-    a call that is cancelled has lost its slots when the next round starts. If a round fails, all calls and
+    a call that is cancelled has lost its slots when the next round starts. With overlap one round is on its way
+    while what came of the one before is handed over. If a round fails, all calls and
     all later ones get that failure; none waits for ever.
     """
 
@@ -64,7 +65,8 @@ class EngineThread:
         self.running = 0
         self._mean_seconds = 1.0
         self._choices: dict[int, _Choice] = {}  # by the session's number; the thread's own
-        self._observed: tuple[Bucket, int, bool] | None = None  # of the last round
+        self._observed: tuple[Bucket, int] | None = None  # of the last round
+        self._inert_lanes = 0  # that the metrics know of
         self._thread = threading.Thread(target=self._run, name="jspec-engine", daemon=True)
 
     # -- for the event loop -------------------------------------------------------------------
@@ -99,12 +101,13 @@ class EngineThread:
         """Requests that may run and wait together."""
         return self.engine.max_slots + self.max_waiting
 
-    def submit(self, requests: Sequence[Request], *, priority: int = 0) -> Call:
+    def submit(self, requests: Sequence[Request], *, priority: int = 0, client: str | None = None) -> Call:
         """Hands requests of one client to the engine; all of them or none.
 
         Args:
           requests: from `Engine.prepare`.
           priority: of all of them, see `Session.add`.
+          client: likewise.
 
         Raises:
           Problem: 429 if too many wait, 503 when draining, 500 if the engine has failed.
@@ -117,7 +120,7 @@ class EngineThread:
             if self.unfinished + len(requests) > self.capacity:
                 raise self._full(len(requests))
             self.unfinished += len(requests)
-            call = Call(requests, priority, self.cancel)
+            call = Call(requests, priority, client, self.cancel)
             self._commands.put(("add", call))
         return call
 
@@ -164,7 +167,8 @@ class EngineThread:
             if call is None:
                 return False
             if kind == "add":
-                for number, index in enumerate(session.enqueue(call.requests, priority=call.priority)):
+                indices = session.enqueue(call.requests, priority=call.priority, client=call.client)
+                for number, index in enumerate(indices):
                     self._choices[index] = _Choice(call=call, number=number)
             else:
                 for request in call.requests:
@@ -179,8 +183,8 @@ class EngineThread:
             self.unfinished -= count
         self.running = session.num_running
 
-    def _observe(self, requests: Sequence[Request], bucket: Bucket, _: Round, report: Report) -> None:
-        self._observed = bucket, len(requests), requests[0].prefilling
+    def _observe(self, requests: Sequence[Request | None], bucket: Bucket, _: Round, report: Report) -> None:
+        self._observed = bucket, len(requests)
 
     def _round(self, session: Session) -> None:
         before = time.perf_counter()
@@ -188,8 +192,10 @@ class EngineThread:
         now = time.perf_counter()
         self.rounds += 1
         if self._observed is not None:
-            bucket, lanes, prefill = self._observed
-            self.metrics.round(bucket, lanes=lanes, prefill=prefill, seconds=now - before)
+            bucket, lanes = self._observed
+            self.metrics.round(bucket, lanes=lanes, seconds=now - before)
+        self.metrics.inert(session.inert_lanes - self._inert_lanes)
+        self._inert_lanes = session.inert_lanes
         if self._timings is not None:
             self.metrics.parts(self._timings)
         self.running = session.num_running
@@ -222,7 +228,7 @@ class EngineThread:
         self._mean_seconds += NEWEST * (now - request.started - self._mean_seconds)
         if result.finish_reason.startswith("error"):
             self.metrics.ended("error")
-            if request.constraint is not None and request.constraint.failure is not None:
+            if request.grammar_failed:
                 return grammar_failed(result.finish_reason)
             return engine_failed(result.finish_reason)
         self.metrics.ended(result.finish_reason)

@@ -41,6 +41,10 @@ class Metrics:
         self._position = self._counter(
             "accepted_at_position", "Lane-rounds that accepted a draft token at this position", "position"
         )
+        self._inert = self._counter(
+            "inert_lane_rounds",
+            "Lanes of rounds launched for requests that ended before; the price of overlap",
+        )
         self._parts = self._counter("round_part_seconds", "Seconds of decode rounds, if measured", "part")
         self._first = self._seconds("time_to_first_token", "From the call to its first token")
         self._each = self._seconds("time_per_output_token", "Mean time of a request's later tokens")
@@ -90,14 +94,18 @@ class Metrics:
         """Counts a request: "stop", "length", "error" or "cancelled"."""
         self._ended.labels(reason).inc()
 
-    def round(self, bucket: Bucket, *, lanes: int, prefill: bool, seconds: float) -> None:
-        """Books one round of `lanes` requests."""
-        kind = "prefill" if prefill else "draft" if bucket.budget else "plain"
+    def round(self, bucket: Bucket, *, lanes: int, seconds: float) -> None:
+        """Books one round of `lanes` requests; with overlap, the time since the one before was read."""
+        kind = "prefill" if bucket.chunk else "draft" if bucket.budget else "plain"
         self._rounds.labels(kind).inc()
         self._round.labels(kind).observe(seconds)
-        if not prefill:
+        if not bucket.chunk:
             self._batch.observe(lanes)
             self._budget.observe(bucket.nodes - lanes if bucket.budget else 0)
+
+    def inert(self, lanes: int) -> None:
+        """Books lanes of rounds that came to nothing."""
+        self._inert.inc(lanes)
 
     def parts(self, timings: Timings) -> None:
         """Books what was added to `timings` since the last call."""

@@ -165,9 +165,9 @@ class Service:
             )
         return asked
 
-    def submit(self, prepared: Prepared) -> Call:
+    def submit(self, prepared: Prepared, *, client: str | None = None) -> Call:
         """Hands prepared requests to the engine; see `EngineThread.submit`."""
-        return self.thread.submit(prepared.requests, priority=prepared.priority)
+        return self.thread.submit(prepared.requests, priority=prepared.priority, client=client)
 
     @property
     def state(self) -> str:

@@ -32,6 +32,14 @@ def extended(*drafters: str) -> list:
 FEW = ["oracle", "dense", *extended(*(name for name in DRAFTERS if name not in ("oracle", "dense")))]
 
 
+def run(session, settings, prompts):
+    session.add(prompts, settings)
+    with session:
+        while session.busy:
+            session.step()
+        return [session.result(index) for index in range(len(settings))]
+
+
 @functools.cache
 def compiler() -> GrammarCompiler:
     return GrammarCompiler(letters_tokenizer(), VOCABULARY, (END,))
@@ -230,8 +238,9 @@ def test_text_that_ends_before_its_marker_has_no_form(looping):
     assert (result.text, result.finish_reason) == ("abcab", "length")
 
 
-def test_grammars_are_moved_on_by_emitted_tokens_only():
-    session = letters("oracle").session()
+@pytest.mark.parametrize("overlap", [False, True])
+def test_grammars_are_moved_on_by_emitted_tokens_only(overlap):
+    session = letters("oracle").session(overlap=overlap)
     form = Grammar(regex="[abcd]{15}")
     settings = Settings(max_tokens=14, temperature=1.0, seed=2, grammar=form)
     session.add([PROMPT, [3]], settings)
@@ -260,14 +269,27 @@ def test_request_whose_grammar_cannot_go_on_fails_alone():
         Settings(max_tokens=9),
     ]
     used = letters("oracle")
-    for draft_length in (0, None):
-        results = used.generate(
-            [[2]] * 3, [dataclasses.replace(s, draft_length=draft_length) for s in settings]
-        )
+    for draft_length, overlap in ((0, False), (None, False), (None, True)):
+        asked = [dataclasses.replace(one, draft_length=draft_length) for one in settings]
+        results = run(used.session(overlap=overlap), asked, [[2]] * 3)
         assert results[0].finish_reason.startswith("error: the grammar allows nothing here")
         assert results[1].text in ("abc", "dbc")
         assert results[2].finish_reason in ("stop", "length")
         assert used.free_pages == used._pool.num_pages
+
+
+@pytest.mark.parametrize(("kind", "inert"), [("two", 0), ("one", 1)])
+def test_round_behind_the_end_of_a_grammar_is_inert_and_counted(looping, kind, inert):
+    """That of the other request goes on; both ends of a form, by a draft token and by a bonus, are late."""
+    settings = [
+        Settings(max_tokens=20, grammar=Grammar(regex="[ad][bd][cd][ad][bd]")),
+        Settings(max_tokens=20, grammar=Grammar(regex="[ad][bd]"), draft_length=0),
+        Settings(max_tokens=20),
+    ]
+    results = run(looping.session(overlap=True, grammar_overlap=kind), settings, [[2]] * 3)
+    assert [result.text for result in results] == ["abcab", "ab", "abcabcabcabcabcabcab"]
+    assert [result.counters.inert for result in results[:2]] == [inert, inert]
+    assert len(looping._runner.free_slots) == 3
 
 
 def test_settings_that_leave_nothing_of_a_grammar_fail_the_request():
@@ -275,15 +297,7 @@ def test_settings_that_leave_nothing_of_a_grammar_fail_the_request():
     assert letters("oracle").generate([PROMPT], settings)[0].finish_reason.startswith("error: ")
 
 
-def run(session, settings):
-    session.add([PROMPT] * len(settings), settings)
-    with session:
-        while session.busy:
-            session.step()
-        return [session.result(index) for index in range(len(settings))]
-
-
-@pytest.mark.parametrize("overlap", ["none"])
+@pytest.mark.parametrize("overlap", ["none", "one"])
 @pytest.mark.parametrize("drafter", ["oracle", "dense"])
 def test_overlap_changes_no_token_and_no_count(drafter, overlap):
     settings = [
@@ -291,9 +305,12 @@ def test_overlap_changes_no_token_and_no_count(drafter, overlap):
         for seed in range(6)
     ]
     expected, results = (
-        run(letters(drafter).session(grammar_overlap=kind), settings) for kind in ("two", overlap)
+        run(letters(drafter).session(overlap=kind == "one", grammar_overlap=kind), settings, [PROMPT] * 6)
+        for kind in ("two", overlap)
     )
-    assert [(r.token_ids, r.counters) for r in results] == [(r.token_ids, r.counters) for r in expected]
+    for one, two in zip(results, expected, strict=True):
+        assert one.token_ids == two.token_ids
+        assert dataclasses.replace(one.counters, inert=0) == two.counters
 
 
 @pytest.mark.parametrize("drafter", ["oracle", "dense"])

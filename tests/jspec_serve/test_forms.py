@@ -147,7 +147,7 @@ def test_marker_of_a_response_format_is_said_beside_it(served):
         ({"grammar": {"regex": "(a"}}, "grammar.regex", "unclosed group"),
         ({"grammar": {"regex": "a", "lark": "b"}}, "grammar", "set exactly one"),
         ({"grammar": {"regexp": "a"}}, "grammar.regexp", "unknown field"),
-        ({"grammar": {"structural_tags": [{"begin": "<"}]}}, "structural_tags", "got neither"),
+        ({"grammar": {"structural_tags": [{"begin": "<"}]}}, "grammar.structural_tags", "got neither"),
         ({"grammar": {}}, "grammar", "got none"),
     ],
 )

@@ -160,8 +160,7 @@ class ChatAnswer(ChoicesAnswer[ChatRequest]):
         if self.body.tells_tokens:
             chunk["tokens"] = token_details(piece)
         if update.result is not None:
-            settings = self.prepared.requests[number].settings
-            choice["spec"] = chunk["spec"] = spec_details(self.service.engine, settings, update.result)
+            choice["spec"] = chunk["spec"] = spec_details(self.service.engine, update.result)
             reason = str(piece.finish_reason)
             if reader is not None and reader.num_calls and reason == "stop":
                 reason = "tool_calls"

@@ -102,8 +102,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
         if self.body.tells_tokens:
             chunk["tokens"] = token_details(piece)
         if update.result is not None:
-            settings = self.prepared.requests[number].settings
-            choice["spec"] = chunk["spec"] = spec_details(self.service.engine, settings, update.result)
+            choice["spec"] = chunk["spec"] = spec_details(self.service.engine, update.result)
             choice["finish_reason"] = piece.finish_reason
             self.finish_reasons[number] = str(piece.finish_reason)
         if not text and part is None and update.result is None and not self.body.tells_tokens:

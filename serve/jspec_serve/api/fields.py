@@ -22,7 +22,11 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 
 NOTHING = object()
 # Settings that go by another name in requests.
-FIELD_OF_SETTING = {"log_probs": "logprobs", "draft_length": "speculation.draft_length"}
+FIELD_OF_SETTING = {
+    "log_probs": "logprobs",
+    "draft_length": "speculation.draft_length",
+    "min_confidence": "speculation.min_confidence",
+}
 
 
 class Strict(BaseModel):
@@ -54,7 +58,14 @@ class StreamOptions(Strict):
 class Speculation(Strict):
     """How much is drafted for one request."""
 
-    draft_length: Annotated[int, Field(ge=0, description="Most draft tokens a round; 0 = none.")]
+    draft_length: (
+        Annotated[int, Field(ge=0, description="Most draft tokens a round; 0 = none, null = the drafter's.")]
+        | None
+    ) = None
+    min_confidence: Annotated[
+        float,
+        Field(ge=0, le=1, description="Least probability of a draft token, by the drafter, to be verified."),
+    ] = 0.0
 
 
 class TagField(Strict):
@@ -146,11 +157,11 @@ class SamplingRequest(Strict):
         Raises:
           Problem: 400; the engine refuses a value, or two that do not go together.
         """
-        draft_length = None
+        speculation = Speculation()
         if self.speculation == "off":
-            draft_length = 0
+            speculation = Speculation(draft_length=0)
         elif isinstance(self.speculation, Speculation):
-            draft_length = self.speculation.draft_length
+            speculation = self.speculation
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         given: dict[str, Any] = {
             "temperature": 1.0 if self.temperature is None else self.temperature,
@@ -174,7 +185,8 @@ class SamplingRequest(Strict):
             return Settings(
                 max_tokens=max_tokens,
                 log_probs=log_probs,
-                draft_length=draft_length,
+                draft_length=speculation.draft_length,
+                min_confidence=speculation.min_confidence,
                 stop=stop,
                 **with_values,
             )

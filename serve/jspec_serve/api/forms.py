@@ -76,7 +76,7 @@ def grammar_of(
             'grammar: expected nothing but "after" beside a response format, got a form of its own; drop one',
             param="grammar",
         )
-    if not values and not asked:
+    if extra is None and not asked:
         return None
     try:
         return grammar_from_json(values | asked)

@@ -234,8 +234,7 @@ class ResponseAnswer(Answer[ResponsesRequest]):
         if update.result is not None:
             reason = self.finish_reasons[0] = str(piece.finish_reason)
             self._status = "incomplete" if reason == "length" else "completed"
-            settings = self.prepared.requests[0].settings
-            self._spec = spec_details(self.service.engine, settings, update.result)
+            self._spec = spec_details(self.service.engine, update.result)
             events += self._items.finish("incomplete" if reason == "length" else "completed")
             events.append({"type": f"response.{self._status}", "response": self.whole()})
         return [self._numbered(event) for event in events]

@@ -4,10 +4,9 @@ from typing import Any
 
 from jspec.engine import Engine
 from jspec.results import Piece, Result
-from jspec.settings import Settings
 
 
-def spec_details(engine: Engine, settings: Settings, result: Result) -> dict[str, Any]:
+def spec_details(engine: Engine, result: Result) -> dict[str, Any]:
     """ "spec" of a choice; see `jspec.results.Counters` for what is counted."""
     counters = result.counters
     return {
@@ -22,27 +21,13 @@ def spec_details(engine: Engine, settings: Settings, result: Result) -> dict[str
         "accept_histogram": list(counters.accept_histogram),
         "mean_commit_length": counters.mean_commit_length,
         "acceptance_rate": counters.acceptance_rate,
+        "declined_rounds": counters.declined_rounds,
         "preemptions": counters.preemptions,
+        "inert": counters.inert,
         "scheduled": result.scheduled,
         "simulated": result.simulated,
-        "off": None if counters.verified else why_off(engine, settings, result),
+        "off": result.why_off,
     }
-
-
-def why_off(engine: Engine, settings: Settings, result: Result) -> str:
-    """Why no draft token of a request was verified."""
-    if settings.draft_length == 0:
-        return "the request turned it off"
-    if not engine.method.drafter.draft_length:
-        return "the server has no drafter"
-    counters = result.counters
-    if counters.emitted < 3:
-        return "the answer is too short: its first token comes from the prompt, its last is never drafted"
-    if result.scheduled and not counters.proposed:
-        return "verification costs more than it brings at this load"
-    if result.scheduled:
-        return "no draft token was likely enough to be verified"
-    return "the drafter had nothing to propose"
 
 
 def token_details(piece: Piece) -> dict[str, Any]:

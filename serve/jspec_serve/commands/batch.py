@@ -16,6 +16,7 @@ from jspec.commands.options import (
     Drafter,
     Dtype,
     MaxContext,
+    Overlap,
     Schedule,
     Tree,
 )
@@ -41,6 +42,7 @@ def batch_command(
     name: Name = None,
     max_slots: MaxSlots = 8,
     max_context: MaxContext = None,
+    overlap: Overlap = None,
     compilation_cache: CompilationCache = DEFAULT_CACHE,
 ) -> None:
     """Answers a file of requests; started again after it was stopped, it goes on where it was."""
@@ -64,6 +66,7 @@ def batch_command(
             dtype=dtype,
             max_context=max_context,
             max_slots=max_slots,
+            overlap=overlap,
             compilation_cache=compilation_cache,
         )
     # Room for all that the workers ask for together: nobody is there to try again after a 429.

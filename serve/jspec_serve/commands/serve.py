@@ -14,6 +14,7 @@ from jspec.commands.options import (
     Drafter,
     Dtype,
     MaxContext,
+    Overlap,
     Schedule,
     Tree,
 )
@@ -66,6 +67,7 @@ def serve_command(
         bool | None,
         typer.Option(help="Texts that begin alike share pages. Left out: where layers have no window."),
     ] = None,
+    overlap: Overlap = None,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests in the queue; more get a 429.")] = 128,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1)] = None,
     max_output_tokens: Annotated[int | None, typer.Option(min=1)] = None,
@@ -115,6 +117,7 @@ def serve_command(
         max_slots=max_slots,
         cache_tokens=cache_tokens,
         prefix_cache=prefix_cache,
+        overlap=overlap,
         compilation_cache=compilation_cache,
     )
     log.info("compiling the programs of %d slots", max_slots)

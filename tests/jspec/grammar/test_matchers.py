@@ -180,7 +180,7 @@ def test_rows_of_a_tree_follow_their_parents(letters):
     assert complete == [3]
     assert ids_of(rows[0]) == [0, 2, 4]
     assert ids_of(rows[1]) == [1, 5]
-    assert ids_of(rows[2]) == [2, 3]
+    assert ids_of(rows[2]) == [2, 3, END]
     assert rows[3] == rows[4] == rows[5] == -1  # complete, refused, behind a refused one
     assert ids_of(rows[6]) == [0, 1]
 
@@ -192,6 +192,9 @@ def test_without_end_of_sequence_ids_only_the_form_ends():
     assert ids_of(matcher.allowed()) == [0, 1, 4]
     matcher.accept(1)
     assert matcher.complete
+    dead = compiler.matcher(Grammar(regex="[ab]x"))
+    dead.accept(0)
+    assert not dead.complete and not dead.allowed().any()
 
 
 def test_ignored_end_of_sequence_is_not_allowed(letters):

@@ -40,18 +40,25 @@ class Arriving:
         return self.rows
 
 
-def lanes(count=2, generation=1, ready=M):
+def lanes(count=2, generation=1, ready=M, least=0.0):
     return Lanes(
-        slots=tuple(range(count)), generations=(generation,) * count, ready=(ready,) * count, context=0
+        slots=tuple(range(count)),
+        generations=(generation,) * count,
+        ready=(ready,) * count,
+        least_survival=(least,) * count,
+        context=0,
     )
+
+
+def publish(scheduler, decision, rows, ready=True):
+    scheduler.publish(decision, Arriving(rows, ready), here=[True] * len(rows))
 
 
 def taught(costs, rows, rounds=24, **options):
     """A scheduler that has seen these rows for long."""
     scheduler = Scheduler(costs=costs, ladder=LADDER, max_slots=4, **options)
     for _ in range(rounds):
-        scheduler.choose(lanes(len(rows)))
-        scheduler.publish(lanes(len(rows)), Arriving(rows))
+        publish(scheduler, scheduler.choose(lanes(len(rows))), rows)
     return scheduler
 
 
@@ -70,7 +77,7 @@ def test_the_bucket_is_the_best_of_all_that_exist(costs, count):
     rng = np.random.default_rng(count)
     for _ in range(5):
         rows = np.cumprod(rng.random((count, M)), axis=1).astype(np.float32)
-        chosen = taught(COSTS[costs], rows).choose(lanes(count))
+        chosen = taught(COSTS[costs], rows).choose(lanes(count)).bucket
         ordered = np.sort(rows.reshape(-1))[::-1].astype(np.float64)
         speeds = {}
         for bucket in LADDER.scheduled(count):
@@ -81,24 +88,24 @@ def test_the_bucket_is_the_best_of_all_that_exist(costs, count):
 
 def test_flat_costs_verify_everything_and_steep_ones_nothing():
     rows = [(0.9, 0.5, 0.1)] * 2
-    assert taught(COSTS["flat"], rows).choose(lanes()).nodes == 2 * (M + 1)
-    assert taught(COSTS["steep"], rows).choose(lanes()).budget == 0
+    assert taught(COSTS["flat"], rows).choose(lanes()).bucket.nodes == 2 * (M + 1)
+    assert taught(COSTS["steep"], rows).choose(lanes()).bucket.budget == 0
 
 
 def test_no_larger_bucket_than_there_is_to_verify():
     scheduler = taught(COSTS["flat"], [(0.9, 0.9, 0.9)] * 2)
-    assert scheduler.choose(lanes(ready=1)).nodes == 4
-    assert scheduler.choose(lanes(ready=0)).budget == 0
+    assert scheduler.choose(lanes(ready=1)).bucket.nodes == 4
+    assert scheduler.choose(lanes(ready=0)).bucket.budget == 0
 
 
 def test_a_request_that_nothing_is_known_of_is_tried_and_later_ones_count_as_typical():
     costs = Costs(base=0.5, per_node=1.0, draft=0.5)
     fresh = Scheduler(costs=costs, ladder=LADDER, max_slots=4)
-    assert fresh.choose(lanes()).budget
+    assert fresh.choose(lanes()).bucket.budget
     typical = taught(costs, [(0.01, 0.01, 0.01)] * 2)
-    assert not typical.choose(lanes(generation=2)).budget
+    assert not typical.choose(lanes(generation=2)).bucket.budget
     told = Scheduler(costs=costs, ladder=LADDER, max_slots=4, typical=(0.1, 0.0, 0.0))
-    assert not told.choose(lanes()).budget
+    assert not told.choose(lanes()).bucket.budget
 
 
 def test_rows_of_an_earlier_request_on_the_slot_are_not_used():
@@ -135,15 +142,15 @@ def test_nothing_younger_than_two_rounds_is_used_and_nothing_is_waited_for():
 
 def test_a_copy_that_never_arrives_leaves_the_scheduler_deciding_on_what_it_has():
     scheduler = taught(COSTS["flat"], [(0.9, 0.5, 0.1)] * 2)
-    scheduler.publish(lanes(), Arriving([(0.9, 0.5, 0.1)] * 2, ready=False))
+    publish(scheduler, scheduler.choose(lanes()), [(0.9, 0.5, 0.1)] * 2, ready=False)
     for _ in range(5):
-        assert scheduler.choose(lanes()).nodes == 2 * (M + 1)
+        assert scheduler.choose(lanes()).bucket.nodes == 2 * (M + 1)
 
 
 def test_plain_rounds_are_interrupted_by_probes_of_bounded_cost():
     costs = Costs(base=1.0, per_node=0.5, draft=1.0)
     scheduler = taught(costs, [(0.01, 0.01, 0.01)] * 2, rounds=30)
-    buckets = [scheduler.choose(lanes()) for _ in range(4000)]
+    buckets = [scheduler.choose(lanes()).bucket for _ in range(4000)]
     probes = [bucket for bucket in buckets if bucket.budget]
     assert probes and all(bucket == LADDER.scheduled(2)[1] for bucket in probes)
     plain = costs.round_seconds(2, LADDER.scheduled(2)[0], 0)
@@ -156,9 +163,10 @@ def test_a_probe_that_shows_better_drafts_ends_plain_decoding():
     scheduler = taught(costs, [(0.01, 0.01, 0.01)] * 2, rounds=30)
     drafted = 0
     for _ in range(3000):
-        if scheduler.choose(lanes()).budget:
+        decision = scheduler.choose(lanes())
+        if decision.bucket.budget:
             drafted += 1
-            scheduler.publish(lanes(), Arriving([(0.99, 0.98, 0.97)] * 2))
+            publish(scheduler, decision, [(0.99, 0.98, 0.97)] * 2)
     assert drafted > 500
 
 
@@ -180,3 +188,31 @@ def test_scheduled_buckets_grow_by_half_or_less_and_end_at_everything():
         nodes = [bucket.nodes for bucket in LADDER.scheduled(count)]
         assert nodes[0] == count and nodes[-1] == count * (M + 1)
         assert all(b <= max(1.5 * a, a + 1) for a, b in itertools.pairwise(nodes))
+
+
+def test_a_request_that_has_left_teaches_nothing():
+    rows = [(0.9, 0.9, 0.9), (0.01, 0.01, 0.01)]
+    scheduler = Scheduler(costs=COSTS["rising"], ladder=LADDER, max_slots=4)
+    for _ in range(2 * History.DEPTH):
+        scheduler.publish(scheduler.choose(lanes()), Arriving(rows), here=[True, False])
+    own = scheduler._history.samples([0, 1], [1, 1])
+    np.testing.assert_allclose(own, np.full_like(own, 0.9), atol=1e-6)
+
+
+def test_draft_tokens_below_what_a_request_asks_for_buy_nothing():
+    scheduler = taught(COSTS["rising"], [(0.9, 0.5, 0.4)] * 2)
+    assert scheduler.choose(lanes()).bucket.nodes > 4
+    assert scheduler.choose(lanes(least=0.6)).bucket.nodes == 4
+    assert scheduler.choose(lanes(least=0.95)).bucket.budget == 0
+
+
+def test_a_plain_round_says_what_drafting_would_have_cost_and_brought():
+    costs = Costs(per_node=1.0, draft=0.5)
+    decision = taught(costs, [(0.1, 0.0, 0.0)] * 2).choose(lanes())
+    best = LADDER.scheduled(2)[1]
+    ratio = costs.round_seconds(2, best, 0) / costs.round_seconds(2, LADDER.scheduled(2)[0], 0)
+    assert decision.bucket.budget == 0 and decision.declined is not None
+    assert f"at this load, 2 requests, {best.budget} draft tokens" in decision.declined
+    assert f"take {ratio:.2f} times as long, for an expected 1.05 times as many tokens" in decision.declined
+    assert taught(COSTS["flat"], [(0.1, 0.0, 0.0)] * 2).choose(lanes()).declined is None
+    assert taught(costs, [(0.1, 0.0, 0.0)] * 2).choose(lanes(ready=0)).declined is None
