@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import jspec
-from jspec.bench.prompts import PROMPTS
+from jspec.bench.prompts import PROMPTS, asked
 from jspec.loading import embedded_model, with_drafter
 
 
@@ -61,7 +61,7 @@ def main() -> None:
         "jspec n-gram": lambda ids: ngram.generate([ids], settings)[0].token_ids,
     }
     for task in arguments.tasks:
-        prompts = [plain.tokenizer.chat([{"role": "user", "content": text}]) for text in PROMPTS[task]]
+        prompts = [plain.tokenizer.chat(asked(text)) for text in PROMPTS[task]]
         tokens = {name: [run(ids) for ids in prompts] for name, run in variants.items()}  # also warms up
         speeds: dict[str, list[float]] = {name: [] for name in variants}
         for _ in range(arguments.repeats):

@@ -69,6 +69,7 @@ class Free:
 def seconds_of(engine: Engine, repeats: int) -> dict[str, float]:
     """Seconds of the three programs on a round of the whole draft, the best of some."""
     engine.generate([[5] * 200], Settings(max_tokens=4, ignore_eos=True))
+    runner = engine._runner
     programs: Programs = engine.programs
     models, draft_length = engine.models, engine.ladder.draft_length
     bucket = Bucket(lanes=1, nodes=1 + draft_length, chunk=0)
@@ -76,11 +77,11 @@ def seconds_of(engine: Engine, repeats: int) -> dict[str, float]:
     times: dict[str, list[float]] = {"propose": [], "execute": [], "settle": []}
     for _ in range(repeats + 1):
         # The request is over, so a round changes nothing; for these it is made to look alive.
-        slots = engine._state.slots
-        lengths = engine._state.cache.lengths.at[0].set(210)
+        slots = runner.state.slots
+        lengths = runner.state.cache.lengths.at[0].set(210)
         state = dataclasses.replace(
-            engine._state,
-            cache=dataclasses.replace(engine._state.cache, lengths=lengths),
+            runner.state,
+            cache=dataclasses.replace(runner.state.cache, lengths=lengths),
             slots=dataclasses.replace(
                 slots,
                 live=slots.live.at[0].set(True),
@@ -90,12 +91,12 @@ def seconds_of(engine: Engine, repeats: int) -> dict[str, float]:
             ),
         )
         start = time.perf_counter()
-        round_ = jax.block_until_ready(programs.propose(bucket, models, state, lanes, certain))
+        round_ = jax.block_until_ready(programs.propose(bucket, models, state, lanes, certain, draft_length))
         proposed = time.perf_counter()
         executed = jax.block_until_ready(programs.execute(bucket, models, round_.nodes, state.cache, lanes))
         run = time.perf_counter()
-        engine._state, report = programs.settle(bucket, models, round_, executed, state, lanes, None)
-        jax.block_until_ready((engine._state, report))
+        runner.state, report = programs.settle(bucket, models, round_, executed, state, lanes, None)
+        jax.block_until_ready((runner.state, report))
         end = time.perf_counter()
         assert int(report.verified[0]) == draft_length
         for name, seconds in zip(times, (proposed - start, run - proposed, end - run), strict=True):

@@ -47,7 +47,7 @@ def load(
     prefix_cache: bool | None = None,
     grammar: bool | None = None,
     grammar_overlap: GrammarOverlap | None = None,
-    overlap: bool | None = None,
+    overlap: bool = True,
     mesh: jax.sharding.Mesh | None = None,
     compilation_cache: str | Path | None = None,
     seed: int = 0,
@@ -76,7 +76,7 @@ def load(
         again. None = yes, but for targets with window layers: True lets these keep the whole context.
       grammar: whether requests may have a grammar; None = if llguidance is installed.
       grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`.
-      overlap: whether a round is launched before the one before it is read; None = unless the device is the CPU.
+      overlap: whether a round is launched before the one before it is read; see `jspec.session.Session`.
       mesh: devices to shard over; None = the default device.
       compilation_cache: folder to keep compiled programs in between runs; None = as JAX is configured.
       seed: for requests that set none.

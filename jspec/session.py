@@ -3,7 +3,6 @@
 import collections
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from jspec.buckets import Bucket, Ladder
 from jspec.cut import Finish
@@ -11,11 +10,12 @@ from jspec.decode import Report, Round
 from jspec.flight import Flight
 from jspec.grammar.overlap import GrammarOverlap
 from jspec.intake import Intake
+from jspec.planner import Planner
 from jspec.prompts import Prompt
 from jspec.request import Request
 from jspec.results import Piece, Result, TokenLogProb
 from jspec.runner import Runner
-from jspec.schedule.scheduler import Decision, Lanes, Scheduler
+from jspec.schedule.scheduler import Scheduler
 from jspec.settings import Settings
 from jspec.timings import Timings
 from jspec.waiting import Waiting, patient, rank
@@ -55,9 +55,15 @@ class Session:
         observer: Observer | None = None,
     ):
         """See `jspec.engine.Engine.session`."""
-        self._runner, self._intake, self._ladder, self._scheduler = runner, intake, ladder, scheduler
-        self._timings, self._observer = timings, observer
-        self._grammar_overlap = grammar_overlap
+        self._runner, self._intake, self._scheduled = runner, intake, scheduler is not None
+        self._planner = Planner(
+            runner=runner,
+            ladder=ladder,
+            scheduler=scheduler,
+            timings=timings,
+            grammar_overlap=grammar_overlap,
+        )
+        self._observer = observer
         self._most_flights = 2 if overlap and timings is None else 1
         self._flights: collections.deque[Flight] = collections.deque()  # launched and not read, oldest first
         self.inert_lanes = 0  # of rounds, whose requests had ended when they were read
@@ -156,7 +162,7 @@ class Session:
         request, drafter = self._requests[index], self._runner.method.drafter
         return request.result(
             simulated=drafter.simulated,
-            scheduled=self._scheduler is not None,
+            scheduled=self._scheduled,
             why_off=why_off(request, drafter),
         )
 
@@ -168,9 +174,14 @@ class Session:
             or without a schedule the one that holds every draft token. Only without overlap.
 
         Raises:
+          ValueError: a bucket, with overlap.
           RuntimeError: nothing runs, and the first that waits finds no slot or no room in the cache.
         """
-        assert bucket is None or self._most_flights == 1
+        if bucket is not None and self._most_flights > 1:
+            raise ValueError(
+                f"bucket: expected None in a session with overlap, whose rounds cannot be told apart, got {bucket}; "
+                "open it with overlap=False"
+            )
         if not self.busy:
             return []
         self._admit()
@@ -182,7 +193,11 @@ class Session:
                 "tokens; finish or close other streams"
             )
         while len(self._flights) < self._most_flights:
-            flight = self._launch(bucket)
+            flight = self._planner.launch(
+                self._running.values(),
+                bucket=bucket,
+                prompt_waits=bool(self._flights and self._waiting),
+            )
             if flight is None:
                 break
             self._flights.append(flight)
@@ -194,48 +209,6 @@ class Session:
                 return pieces
             self._runner.settle(flight.launched, flight.requests)
         return self._land(self._flights.popleft())
-
-    def _must_read_first(self, going: Sequence[Request]) -> bool:
-        """Whether a round of these requests has to wait for the one in flight."""
-        if not self._flights or self._grammar_overlap == "one":
-            return False
-        return any(request.constraint is not None for request in going)
-
-    def _launch(self, bucket: Bucket | None) -> Flight | None:
-        """The next round; None if what is in flight has to be read first.
-
-        What that round will have done is not known, but bounds are: it executes what it was given, it emits a
-        token at least, and it may leave as many draft tokens as a request can have.
-        """
-        going = [r for _, r in sorted(self._running.items()) if r.least_known < r.limit]
-        prompt = min((r for r in going if r.remaining > 0), key=rank, default=None)
-        if self._must_read_first(going if prompt is None else [prompt]):
-            return None
-        if prompt is not None:
-            return self._given(self._ladder.prefill(prompt.remaining), [prompt])
-        if not going or (self._flights and self._waiting and self._prefilling() is not None):
-            return None  # all end with the round in flight, or the next prompt can begin after it
-        if bucket is not None:
-            return self._given(bucket, going)
-        ready = [self._ready(request) for request in going]
-        if self._scheduler is None:
-            return self._given(self._ladder.decode(len(going), ready), going)
-        lanes = Lanes(
-            slots=tuple(request.slot for request in going),
-            generations=tuple(self._runner.generations[request.slot] for request in going),
-            ready=tuple(ready),
-            least_survival=tuple(request.settings.min_confidence for request in going),
-            context=sum(request.committed + request.executing for request in going),
-        )
-        decision = self._scheduler.choose(lanes)
-        return self._given(decision.bucket, going, decision)
-
-    def _given(self, bucket: Bucket, going: Sequence[Request], decision: Decision | None = None) -> Flight:
-        masks_first = self._grammar_overlap == "none"
-        launched = self._runner.launch(bucket, going, self._timings, masks_first=masks_first)
-        for request, certain in zip(going, launched.certain, strict=True):
-            request.executing += certain
-        return Flight(bucket=bucket, requests=list(going), launched=launched, decision=decision)
 
     def _admit(self) -> None:
         """Gives slots to those whose turn it is.
@@ -276,8 +249,9 @@ class Session:
     def preempt(self, index: int) -> None:
         """Takes a running request's slot and pages, and puts it back into the queue, at its old place.
 
-        It goes on later with the text that it has, which is without what the round in flight does. What the prefix
-        cache still has of it then is not executed again. A greedy request, or one with a seed, emits what it would have emitted.
+        It goes on later with the text that it has, which is without what the round in flight does. What the
+        prefix cache still has of it then is not executed again. A greedy request, or one with a seed, emits what
+        it would have emitted.
 
         Raises:
           ValueError: it is not running.
@@ -306,20 +280,15 @@ class Session:
         """Reads a round, and books what it did."""
         bucket, launched = flight.bucket, flight.launched
         report = launched.read()
-        decision, scheduled = flight.decision, self._scheduler
-        if decision is not None and scheduled is not None and bucket.budget:
-            survival: Any = launched.round.survival  # a jax.Array, which has is_ready
-            scheduled.publish(decision, survival, here=[r is not None for r in flight.requests])
+        self._planner.learn(flight)
         if self._observer is not None:
             self._observer(flight.requests, bucket, launched.round, report)
-        pieces, budget = [], 0.0
-        if scheduled is not None and bucket.budget:
-            budget = (bucket.nodes - len(flight.requests)) / len(flight.requests)
+        pieces = []
         for lane, request in enumerate(flight.requests):
             if request is None:
                 continue
             request.executing -= launched.certain[lane]
-            piece = self._take(request, lane, report, budget, None if decision is None else decision.declined)
+            piece = self._take(request, lane, report, flight)
             if report.finish[lane] == Finish.BROKEN and not request.grammar_failed:
                 self._runner.distrust(request)
             else:
@@ -344,9 +313,7 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take(
-        self, request: Request, lane: int, report: Report, budget: float, declined: str | None
-    ) -> Piece | None:
+    def _take(self, request: Request, lane: int, report: Report, flight: Flight) -> Piece | None:
         was_prefilling = request.prefilling
         emitted, accepted = int(report.emitted[lane]), int(report.accepted[lane])
         committed = int(report.committed[lane])
@@ -374,9 +341,9 @@ class Session:
                 verified=int(report.verified[lane]),
                 accepted=sum(drafted),
                 committed=min(committed, len(ids)),
-                budget=budget,
+                budget=flight.budget,
                 unusable=int(report.unusable[lane]),
-                declined=declined,
+                declined=flight.declined,
                 depth=self._runner.method.drafter.draft_depth,
             )
         request.token_ids.extend(ids)
@@ -398,13 +365,6 @@ class Session:
             finish_reason=request.finish_reason,
             reused=request.reused,
         )
-
-    def _ready(self, request: Request) -> int:
-        """Most draft tokens that the next round can use. The last one that a request may emit is a bonus."""
-        drafts = self._runner.draft_cap(request) if request.executing else request.ready
-        room = max(request.limit - request.least_known - 1, 0)
-        is_tree = self._runner.method.drafter.draft_depth < self._runner.method.drafter.draft_length
-        return drafts if is_tree and room else min(drafts, room)
 
     def _log_probs(self, request: Request, lane: int, report: Report, ids: list[int]) -> list[TokenLogProb]:
         assert report.log_probs is not None and request.settings.log_probs is not None

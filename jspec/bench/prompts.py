@@ -1,7 +1,11 @@
 """Built-in prompts by task: free text, and text that largely repeats its prompt."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+Chat = list[dict[str, Any]]
 
 _STORY = (
     "The lighthouse keeper woke before dawn, as he had every day for thirty years. He climbed the ninety-two "
@@ -59,13 +63,24 @@ PROMPTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def read_prompts(path: str | Path) -> dict[str, tuple[str, ...]]:
-    """Prompts of a JSON Lines file: objects with "prompt" and optionally "task".
+def asked(text: str) -> Chat:
+    """One user message."""
+    return [{"role": "user", "content": text}]
+
+
+def chats_by_task(path: str | Path | None = None) -> dict[str, tuple[Chat, ...]]:
+    """The built-in prompts, or those of a JSON Lines file, as chats.
+
+    Args:
+      path: of objects with "prompt" (a text) or "messages" (objects with "role" and "content"), and optionally
+        "task"; None = built-in ones.
 
     Raises:
       ValueError: no such file, a line that is no such object, or no line at all.
     """
-    tasks: dict[str, list[str]] = {}
+    if path is None:
+        return {task: tuple(map(asked, texts)) for task, texts in PROMPTS.items()}
+    tasks: dict[str, list[Chat]] = {}
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as problem:
@@ -80,12 +95,24 @@ def read_prompts(path: str | Path) -> dict[str, tuple[str, ...]]:
             row = json.loads(line)
         except json.JSONDecodeError:
             row = None
-        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"]:
+        chat = _chat_of(row) if isinstance(row, dict) else None
+        if chat is None:
             raise ValueError(
-                f'{path}:{number}: expected an object with a text as "prompt", got {line[:60]!r}; '
-                "write one object per line"
+                f'{path}:{number}: expected an object with a text as "prompt" or a chat as "messages", got '
+                f"{line[:60]!r}; write one object per line"
             )
-        tasks.setdefault(str(row.get("task", "prompts")), []).append(row["prompt"])
+        assert isinstance(row, dict)
+        tasks.setdefault(str(row.get("task", "prompts")), []).append(chat)
     if not tasks:
         raise ValueError(f"{path}: expected at least one prompt, got none; write one object per line")
-    return {task: tuple(prompts) for task, prompts in tasks.items()}
+    return {task: tuple(chats) for task, chats in tasks.items()}
+
+
+def _chat_of(row: Mapping[str, Any]) -> Chat | None:
+    match row:
+        case {"prompt": str(text)} if text and "messages" not in row:
+            return asked(text)
+        case {"messages": [_, *_] as messages} if "prompt" not in row:
+            fine = all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
+            return messages if fine else None
+    return None

@@ -11,7 +11,7 @@ from rich.console import Console
 from jspec.bench.calls import CALLS
 from jspec.bench.costs import best_draft_length, round_costs
 from jspec.bench.measure import measure
-from jspec.bench.prompts import PROMPTS, read_prompts
+from jspec.bench.prompts import PROMPTS, chats_by_task
 from jspec.bench.simulate import CURVES, compare, curve_costs
 from jspec.bench.table import as_json, cost_table, measurement_table, round_table, simulation_table
 from jspec.bench.traces import load_traces, synthetic_traces
@@ -29,8 +29,11 @@ def bench(
     model: Model = None,
     drafter: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
     draft_length: Annotated[
-        list[int] | None,
-        typer.Option(help="Draft tokens per round; default the drafter's own. May be given several times."),
+        list[str] | None,
+        typer.Option(
+            help='Draft tokens per round, default each drafter\'s own; "DRAFTER=TOKENS": of that one alone. May be given '
+            "several times."
+        ),
     ] = None,
     tree: Annotated[
         list[str] | None,
@@ -43,7 +46,9 @@ def bench(
     task: Annotated[
         list[str] | None, typer.Option(help=f"Of {', '.join(PROMPTS)}, calls; default all.")
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(help='JSON Lines with "prompt" and "task" instead.')] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help='JSON Lines with "prompt" or "messages", and "task", instead.')
+    ] = None,
     max_tokens: Annotated[int, typer.Option()] = 96,
     temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
     seed: Annotated[
@@ -91,17 +96,18 @@ def bench(
         raise ValueError(
             f"json: expected a file in a folder that exists, got {str(output)!r}; check the path"
         )
-    texts = PROMPTS if prompts is None else read_prompts(prompts)
-    tasks = {name: [[{"role": "user", "content": text}] for text in some] for name, some in texts.items()}
+    tasks = chats_by_task(prompts)
     if prompts is None:
-        tasks["calls"] = list(CALLS)
+        tasks["calls"] = CALLS
     unknown = set(task or ()) - set(tasks)
     if unknown:
         raise ValueError(
             f"task: expected some of {', '.join(tasks)}, got {', '.join(sorted(unknown))}; pick from these"
         )
     chats = {name: some for name, some in tasks.items() if not task or name in task}
-    shapes = trees_of(tree or (), [name for name in drafter or () if name not in NAMES])
+    drafters = drafter or ["ngram"]
+    lengths = by_drafter("draft_length", draft_length or (), drafters)
+    shapes = by_drafter("tree", tree or (), [name for name in drafters if name not in NAMES])
     with console.status("loading the model") as status:
         plain = load(
             model,
@@ -112,19 +118,23 @@ def bench(
             compilation_cache=compilation_cache,
         )
         engines = {"plain": plain}
-        for name in drafter or ["ngram"]:
-            for length in draft_length or (None,):
-                variant = f"{name} {length}" if draft_length and len(draft_length) > 1 else name
+        for name in drafters:
+            for length in map(draft_tokens, lengths[name] or ("",)):
+                variant = f"{name} {length}" if len(lengths[name]) > 1 else name
                 engines[variant] = with_drafter(plain, name, draft_length=length)
                 if schedule is not None:
                     engines[f"{variant} scheduled"] = with_drafter(
                         plain, name, draft_length=length, schedule=schedule, calibration=calibration
                     )
-            if name not in NAMES:
-                for shape in shapes.get(name, ()):
-                    engines[f"{name} {shape}"] = with_drafter(plain, name, tree=parse_tree(shape))
-        measurements = measure(engines, chats, settings, repeats=repeats, progress=status.update)
-        measured = []
+            for shape in shapes.get(name, ()):
+                engines[f"{name} {shape}"] = with_drafter(plain, name, tree=parse_tree(shape))
+        measurements, measured = [], []
+        for name, some in chats.items():
+            measurements += measure(engines, {name: some}, settings, repeats=repeats, progress=status.update)
+            best = max((m for m in measurements if m.task == name), key=lambda m: m.ratio)
+            console.print(f"{name}: fastest {best.variant} ({best.ratio:.2f}x of plain)")
+            if output is not None:  # a long run that is interrupted keeps what it has measured
+                output.write_text(json.dumps(as_json(measurements, measured), indent=1))
         if costs:
             status.update("round costs")
             prompt = [1 + i % 97 for i in range(200)]
@@ -136,9 +146,6 @@ def bench(
             measured = round_costs(engine_for, prompt, (1, 2, 3, 5, 7))
     console.print(measurement_table(measurements))
     console.print(round_table(measurements))
-    for name in chats:
-        best = max((m for m in measurements if m.task == name), key=lambda m: m.ratio)
-        console.print(f"{name}: fastest {best.variant} ({best.ratio:.2f}x of plain)")
     for m in measurements:
         rounds, proposed, verified = m.counters.rounds, m.counters.proposed, m.counters.verified
         if proposed:
@@ -165,31 +172,38 @@ def bench(
         console.print(f"written to {output}")
 
 
-def trees_of(trees: Sequence[str], checkpoints: Sequence[str]) -> dict[str, list[str]]:
-    """The shapes that each checkpoint runs with, besides its chain.
+def by_drafter(option: str, values: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
+    """What each drafter runs with.
 
     Args:
-      trees: as in `--tree`.
-      checkpoints: the drafters that are folders or hub ids.
+      option: to name in errors.
+      values: "VALUE" for all of them, "DRAFTER=VALUE" for one.
+      names: the drafters that the option is for.
 
     Raises:
-      ValueError: a tree for a drafter that is not among them, or for none.
+      ValueError: a value for a drafter that is not among them, or for none.
     """
-    if trees and not checkpoints:
+    if values and not names:
         raise ValueError(
-            f"tree: expected none without a checkpoint, got {', '.join(trees)}; name the checkpoint with --drafter"
+            f"{option}: expected none without a checkpoint, got {', '.join(values)}; name the checkpoint with --drafter"
         )
-    shapes: dict[str, list[str]] = {name: [] for name in checkpoints}
-    for text in trees:
-        name, separator, shape = text.rpartition("=")
-        if separator and name not in shapes:
+    chosen: dict[str, list[str]] = {name: [] for name in names}
+    for text in values:
+        name, separator, value = text.rpartition("=")
+        if separator and name not in chosen:
             raise ValueError(
-                f"tree: expected one of the checkpoints {list(checkpoints)} before the =, got {name!r}; name it with "
-                "--drafter, too"
+                f"{option}: expected one of {list(names)} before the =, got {name!r}; name it with --drafter, too"
             )
-        for checkpoint in [name] if separator else checkpoints:
-            shapes[checkpoint].append(shape)
-    return shapes
+        for one in [name] if separator else names:
+            chosen[one].append(value)
+    return chosen
+
+
+def draft_tokens(text: str) -> int | None:
+    """A draft length; "" = the drafter's own."""
+    if text and not (text.isascii() and text.isdigit()):
+        raise ValueError(f"draft_length: expected a number of tokens, got {text!r}; write N or DRAFTER=N")
+    return int(text) if text else None
 
 
 def show_simulation(console: Console, traces: Path | None, schedule: str | None) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jspec.bench.confidences import Recorded, record
-from jspec.bench.prompts import PROMPTS, read_prompts
+from jspec.bench.prompts import chats_by_task
 from jspec.bench.table import NARROW
 from jspec.bench.traces import recorded_traces, save_traces
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype, Model
@@ -39,7 +39,9 @@ def calibrate(
     dtype: Dtype = "float32",
     prompts: Annotated[
         Path | None,
-        typer.Option(help='JSON Lines with "prompt", held out from training. Left out: built-in ones.'),
+        typer.Option(
+            help='JSON Lines with "prompt" or "messages", held out from training. Left out: built-in ones.'
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=2)] = 96,
     temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
@@ -63,9 +65,7 @@ def calibrate(
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("plot: expected the package matplotlib, got none; pip install 'jspec[plots]'")
     console = Console()
-    texts = [
-        text for group in (PROMPTS if prompts is None else read_prompts(prompts)).values() for text in group
-    ]
+    chats = [chat for group in chats_by_task(prompts).values() for chat in group]
     with console.status("loading the model") as status:
         engine = load(
             model,
@@ -75,7 +75,6 @@ def calibrate(
             max_slots=max_slots,
             compilation_cache=compilation_cache,
         )
-        chats = [[{"role": "user", "content": text}] for text in texts]
         settings = Settings(max_tokens=max_tokens, temperature=temperature)
         recorded = record(engine, chats, settings, progress=status.update)
     outcomes = prefix_outcomes(recorded.accept_lengths, recorded.logits.shape[1])
@@ -97,7 +96,7 @@ def calibrate(
     )
     console.print(calibration_table(fitted, outcomes))
     console.print(
-        f"{len(outcomes)} rounds of {len(texts)} prompts"
+        f"{len(outcomes)} rounds of {len(chats)} prompts"
         + (f"; {recorded.unusable} more had confidence outside [0, 1]" if recorded.unusable else "")
     )
     console.print(f"written to {output}")

@@ -11,6 +11,7 @@ from rich.text import Text as Rich
 
 from jspec.bench.calls import CALLS
 from jspec.bench.prompts import PROMPTS as PROMPTS_BY_TASK
+from jspec.bench.prompts import asked
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Drafter, Model
 from jspec.engine import Engine
 from jspec.loading import load, with_drafter
@@ -43,7 +44,7 @@ def demo(
             prefix_cache=False,  # prompts are repeated only to be timed: a hit would need other programs
         )
         engines = {"plain": plain, drafter: with_drafter(plain, drafter)}
-    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    chats = [asked(prompt) for prompt in PROMPTS]
     same = section(console, engines, chats, settings)
     if calls is not None:
         with console.status("loading the drafter for function calls"):

@@ -34,10 +34,7 @@ Schedule = Annotated[
 ]
 Calibration = Annotated[str | None, typer.Option(help="File of jspec calibrate, for the schedule.")]
 Overlap = Annotated[
-    bool | None,
-    typer.Option(
-        help="Launch a round before the one before it is read. Left out: unless the device is the CPU."
-    ),
+    bool, typer.Option("--overlap/--no-overlap", help="Launch a round before the one before it is read.")
 ]
 MaxContext = Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")]
 DEFAULT_CACHE = "~/.cache/jspec/compiled"

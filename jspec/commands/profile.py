@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jspec.bench.profile import break_even_concurrency, gains, profile
-from jspec.bench.prompts import PROMPTS
+from jspec.bench.prompts import chats_by_task
 from jspec.bench.table import NARROW
 from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype, Model
 from jspec.loading import load
@@ -32,11 +32,18 @@ def profile_command(
     output: Annotated[
         Path | None, typer.Option(help="Folder for a cost table per drafter; left out: only shown.")
     ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help='JSON Lines with "prompt" or "messages", to see how much is accepted. Left out: built-in ones.'
+        ),
+    ] = None,
     compilation_cache: CompilationCache = DEFAULT_CACHE,
 ) -> None:
     """Times rounds over lanes, verified nodes, prompt chunks and context, and says when drafting pays."""
     if output is not None and (output.exists() and not output.is_dir()):
         raise ValueError(f"output: expected a folder, got the file {str(output)!r}; name another")
+    tasks = chats_by_task(prompts)
     console, noisy = Console(), []
     for name in drafter:
         with console.status(f"{name}: loading") as status:
@@ -54,7 +61,7 @@ def profile_command(
                 engine, dtype=dtype, context=context, repeats=repeats, rounds=rounds, progress=status.update
             )
             status.update(f"{name}: how much is accepted")
-            chats = [[{"role": "user", "content": text}] for texts in PROMPTS.values() for text in texts]
+            chats = [chat for group in tasks.values() for chat in group]
             counters = add([r.counters for r in engine.generate(chats, Settings(max_tokens=48))])
         console.print(rounds_table(name, costs))
         acceptance = counters.acceptance_by_position()
@@ -68,7 +75,8 @@ def profile_command(
         console.print(
             f"{name}: drafting pays "
             + ("at no concurrency" if most is None else f"up to {most} requests at a time")
-            + f" (measured to {max(best)}), with {1 + sum(acceptance):.2f} tokens per drafting round on built-in prompts"
+            + f" (measured to {max(best)}), with {1 + sum(acceptance):.2f} tokens per drafting round on "
+            + ("built-in prompts" if prompts is None else prompts.name)
         )
         if costs.noisy:
             noisy.append(name)

@@ -15,9 +15,16 @@ from jspec.net import Params
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.block_objective import BlockObjective
 from jspec.objectives.blocks import Blocks, draft_weights
-from jspec.objectives.draft_rows import DraftRows, at_labels, draft_rows, hits, row_logits
+from jspec.objectives.draft_rows import (
+    DraftRows,
+    at_labels,
+    draft_rows,
+    hits,
+    row_logits,
+    summed_over_blocks,
+)
 from jspec.objectives.frozen import Tables
-from jspec.objectives.terms import Terms, summed_over_chunks
+from jspec.objectives.terms import Terms
 from jspec.objectives.weights import WEIGHTINGS, Weighting, dpace_weights
 
 TokenLoss = Literal["cross_entropy", "lk_alpha", "lk_lambda", "lk_tv"]
@@ -112,16 +119,34 @@ class DFlashObjective(BlockObjective):
         step: Int[Array, ""] | int = 0,
     ) -> Terms:
         """See `BlockObjective.terms`."""
-        net = dflash_net(self.config, params)
         rows = draft_rows(self.config, params, target, batch, blocks, recompute=self.recompute)
-        sums = summed_over_chunks(lambda piece: self._sums(piece, target, net), rows, chunk=self.chunk_blocks)
-        return self._combine(sums, batch.ids.shape[0], step)
+        alpha = self.selector.at(step, self.total_steps)
 
-    def _sums(self, rows: DraftRows, target: Tables, net: DFlashNet) -> dict[str, Array]:
-        """Everything that adds up over blocks.
+        def summed(params: Params, rows: DraftRows, share: Array) -> tuple[Array, dict[str, Array]]:
+            constants = target, share, alpha
+            return summed_over_blocks(self._sums, params, constants, rows, chunk=self.chunk_blocks)
+
+        share = jnp.float32(1)
+        if self.loss == "lk_lambda":  # depends on all rows: they are looked at before
+            share = self._share(summed(*jax.lax.stop_gradient((params, rows)), share)[1])
+        numerator, sums = summed(params, rows, share)
+        return self._combine(numerator, sums, batch.ids.shape[0])
+
+    def _share(self, sums: dict[str, Array]) -> Float[Array, ""]:
+        """What of "lk_lambda" is cross-entropy: less, the more probable the labels are."""
+        prob, supervised = jnp.sum(sums["label_prob"]), jnp.sum(sums["supervised"])
+        if self.data_axis is not None:
+            prob, supervised = jax.lax.psum((prob, supervised), self.data_axis)
+        return self.kl_scale * jnp.exp(-self.kl_decay * prob / jnp.maximum(supervised, 1))
+
+    def _sums(
+        self, params: Params, constants: tuple[Tables, Array, Array], rows: DraftRows
+    ) -> tuple[Float[Array, ""], dict[str, Array]]:
+        """The numerator, and everything else that adds up over blocks.
 
         A label that cannot be drafted has no weight in the loss, but counts as missed in the metrics.
         """
+        target, share, alpha = constants
         logits = row_logits(self.config, target, rows.hidden)
         normaliser = jax.nn.logsumexp(logits, axis=-1)
         known = (rows.columns >= 0).astype(jnp.float32)
@@ -132,8 +157,6 @@ class DFlashObjective(BlockObjective):
         probs_if_supervised = jax.lax.stop_gradient(prob) * rows.mask
         sums = {
             "weights": jnp.sum(weights),
-            "cross_entropy": jnp.sum(weights * cross_entropy),
-            "total_variation": jnp.sum(weights * (1 - prob)),
             "supervised": jnp.sum(rows.mask, axis=0),
             "correct": jnp.sum(correct, axis=0),
             "label_prob": jnp.sum(probs_if_supervised, axis=0),
@@ -141,9 +164,16 @@ class DFlashObjective(BlockObjective):
             "expected_accept": jnp.sum(jnp.cumprod(probs_if_supervised, axis=1)),
             "accept": jnp.sum(jnp.cumprod(correct, axis=1)),
         }
+        loss = cross_entropy
+        if self.loss == "lk_tv":
+            loss = 1 - prob
+        elif self.loss == "lk_lambda":
+            loss = share * cross_entropy + (1 - share) * (1 - prob)
+        numerator = jnp.sum(weights * loss)
         if self.config.selector is not None:
-            sums |= self._selector_sums(rows, logits, weights, net)
-        return sums
+            selected, more = self._selector_sums(rows, logits, weights, dflash_net(self.config, params))
+            numerator, sums = numerator + alpha * selected, sums | more
+        return numerator, sums
 
     def _weights(self, prob: Array, mask: Array) -> Array:
         if self.weighting == "position":
@@ -152,7 +182,7 @@ class DFlashObjective(BlockObjective):
 
     def _selector_sums(
         self, rows: DraftRows, logits: Array, weights: Array, net: DFlashNet
-    ) -> dict[str, Array]:
+    ) -> tuple[Float[Array, ""], dict[str, Array]]:
         """The label among the top K candidates, given its true predecessor.
 
         The top K are strict: a label outside has no term here, and is not added to the candidates,
@@ -173,26 +203,14 @@ class DFlashObjective(BlockObjective):
         cross_entropy = (jax.nn.logsumexp(scores, axis=-1) - gold) * covered
         best = jnp.take_along_axis(candidates.ids, jnp.argmax(scores, axis=-1)[..., None], axis=-1)[..., 0]
         walked = _greedy_walk(selector, jax.lax.stop_gradient(projected), candidates, rows.predecessors[:, 0])
-        return {
-            "selector": jnp.sum(weights * cross_entropy),
+        return jnp.sum(weights * cross_entropy), {
             "covered": jnp.sum(covered, axis=0),
             "selector_correct": jnp.sum((best == rows.labels) * covered, axis=0),
             "oracle_accept": jnp.sum(jnp.cumprod(covered, axis=1)),
             "walk_accept": jnp.sum(jnp.cumprod((walked == rows.labels) * rows.mask, axis=1)),
         }
 
-    def _combine(self, sums: dict[str, Array], rows: int, step: Int[Array, ""] | int) -> Terms:
-        numerator = sums["cross_entropy"]
-        supervised = jnp.sum(sums["supervised"])
-        if self.loss == "lk_tv":
-            numerator = sums["total_variation"]
-        elif self.loss == "lk_lambda":
-            label_prob = jnp.sum(sums["label_prob"])
-            if self.data_axis is not None:
-                label_prob, supervised = jax.lax.psum((label_prob, supervised), self.data_axis)
-            mean_prob = label_prob / jnp.maximum(supervised, 1)
-            share = self.kl_scale * jnp.exp(-self.kl_decay * mean_prob)
-            numerator = share * sums["cross_entropy"] + (1 - share) * sums["total_variation"]
+    def _combine(self, numerator: Array, sums: dict[str, Array], rows: int) -> Terms:
         denominator = sums["weights"]
         if self.weighting != "position" and self.dpace_denominator == "rows":
             denominator = jnp.asarray(rows, jnp.float32)
@@ -203,8 +221,7 @@ class DFlashObjective(BlockObjective):
             "accept_length": (sums["accept"], blocks),
             "expected_accept_length": (sums["expected_accept"], blocks),
         }
-        if "selector" in sums:
-            numerator = numerator + self.selector.at(step, self.total_steps) * sums["selector"]
+        if "covered" in sums:
             metrics |= {
                 "coverage": (sums["covered"], sums["supervised"]),
                 "selector_accuracy": (sums["selector_correct"], sums["covered"]),

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jspec.drafters.dflash import dflash_net
-from jspec.drafters.dflash_net import DFlashNet
 from jspec.drafters.domino_head import Gru
-from jspec.drafters.sequential import Embed, correction, teacher_forced
+from jspec.drafters.sequential import correction, teacher_forced
 from jspec.net import Params
 from jspec.objectives.batch import TrainBatch
 from jspec.objectives.block_objective import BlockObjective
@@ -20,10 +19,11 @@ from jspec.objectives.draft_rows import (
     draft_rows,
     hits,
     row_logits,
+    summed_over_blocks,
     training_embed,
 )
 from jspec.objectives.frozen import Tables
-from jspec.objectives.terms import Terms, summed_over_chunks
+from jspec.objectives.terms import Terms
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,13 +64,9 @@ class DominoObjective(BlockObjective):
         step: Int[Array, ""] | int = 0,
     ) -> Terms:
         """See `BlockObjective.terms`."""
-        net = dflash_net(self.config, params)
         rows = draft_rows(self.config, params, target, batch, blocks, recompute=self.recompute)
-        embed = training_embed(net, target)
-        sums = summed_over_chunks(
-            lambda piece: self._sums(piece, target, net, embed), rows, chunk=self.chunk_blocks
-        )
-        share = self.base_share(step)
+        constants = target, self.base_share(step)
+        numerator, sums = summed_over_blocks(self._sums, params, constants, rows, chunk=self.chunk_blocks)
         metrics = {
             "accuracy": (sums["correct"], sums["supervised"]),
             "base_accuracy": (sums["base_correct"], sums["supervised"]),
@@ -80,13 +76,21 @@ class DominoObjective(BlockObjective):
             "base_accept_length": (sums["base_accept"], sums["blocks"]),
         }
         return Terms(
-            numerator=(1 - share) * sums["corrected"] + share * sums["base"],
+            numerator=numerator,
             denominator=jax.lax.stop_gradient(sums["weights"]),
             metrics=jax.lax.stop_gradient(metrics),
         )
 
-    def _sums(self, rows: DraftRows, target: Tables, net: DFlashNet, embed: Embed) -> dict[str, Array]:
-        """Everything that adds up over blocks. A label that cannot be drafted has no weight, but is missed."""
+    def _sums(
+        self, params: Params, constants: tuple[Tables, Array], rows: DraftRows
+    ) -> tuple[Float[Array, ""], dict[str, Array]]:
+        """The numerator, and everything else that adds up over blocks.
+
+        A label that cannot be drafted has no weight, but is missed.
+        """
+        target, share = constants
+        net = dflash_net(self.config, params)
+        embed = training_embed(net, target)
         assert net.head is not None
         base = row_logits(self.config, target, rows.hidden)
         latents = teacher_forced(net.head, rows.hidden, net.head.read(rows.predecessors, embed))
@@ -103,4 +107,4 @@ class DominoObjective(BlockObjective):
             sums["corrected" if not prefix else "base"] = jnp.sum(-weights * gold)
             sums[f"{prefix}correct"] = jnp.sum(correct, axis=0)
             sums[f"{prefix}accept"] = jnp.sum(jnp.cumprod(correct, axis=1))
-        return sums
+        return (1 - share) * sums["corrected"] + share * sums["base"], sums

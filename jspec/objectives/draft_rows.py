@@ -1,6 +1,8 @@
 """The rows of a batch's blocks that draft, one block after the other: what every block objective sums over."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from jspec.objectives.batch import TrainBatch, check_features
 from jspec.objectives.block_pass import training_hidden
 from jspec.objectives.blocks import Blocks, block_targets
 from jspec.objectives.frozen import Tables, columns_of
+from jspec.objectives.live_chunks import summed_over_live_chunks
 from jspec.objectives.soft_labels import check_tables
 from pallas_kernels.pytree import pytree
 
@@ -81,6 +84,32 @@ def draft_rows(
         before=flat(targets.before + starts),
         mask=flat(targets.mask).astype(jnp.float32),
     )
+
+
+def summed_over_blocks(
+    sums_of: Callable[[Params, Any, DraftRows], tuple[Float[Array, ""], dict[str, Array]]],
+    params: Params,
+    constants: Any,
+    rows: DraftRows,
+    *,
+    chunk: int,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Sums sums_of(params, constants, some blocks) over the blocks that have something supervised.
+
+    Args:
+      sums_of: to (numerator, further sums), without traced arrays of its own.
+      params: leaves of the drafter; gradients flow to them and to the rows' hidden states.
+      constants: what else `sums_of` needs; no gradient flows to it.
+      rows: of all blocks.
+      chunk: blocks whose logits are in memory at a time.
+
+    Returns:
+      As `jspec.objectives.live_chunks.summed_over_live_chunks`.
+    """
+    live = jnp.any(rows.mask > 0, axis=1)
+    first = jnp.argsort(~live, stable=True)
+    ordered = jax.tree.map(lambda array: array[first], rows)
+    return summed_over_live_chunks(sums_of, params, constants, ordered, live, chunk=chunk)
 
 
 def training_embed(net: DFlashNet, target: Tables) -> Embed:

@@ -22,8 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jspec.drafters.dflash import dflash_net
-from jspec.drafters.dflash_net import DFlashNet
-from jspec.drafters.sequential import Embed, correction, teacher_forced
+from jspec.drafters.sequential import correction, teacher_forced
 from jspec.net import Params
 from jspec.objectives.batch import TrainBatch, split_features
 from jspec.objectives.block_objective import BlockObjective
@@ -34,11 +33,12 @@ from jspec.objectives.draft_rows import (
     draft_rows,
     hits,
     row_logits,
+    summed_over_blocks,
     training_embed,
 )
 from jspec.objectives.frozen import Tables
 from jspec.objectives.soft_labels import Teacher, read_teacher, soft_labels
-from jspec.objectives.terms import Terms, summed_over_chunks
+from jspec.objectives.terms import Terms
 from jspec.objectives.weights import dpace_weights
 
 DSparkLoss = Literal["dspark", "dpard"]
@@ -100,26 +100,26 @@ class DSparkObjective(BlockObjective):
         """See `BlockObjective.terms`."""
         read, states = split_features(batch, self.captured, self.config.target_hidden_size)
         own = dataclasses.replace(batch, features=read)
-        net = dflash_net(self.config, params)
         rows = draft_rows(self.config, params, target, own, blocks, recompute=self.recompute)
         rows = dataclasses.replace(rows, mask=jnp.cumprod(rows.mask, axis=1))
         # One long row of tokens: a block's rows say where in it their predecessors are.
         flat = states.reshape(1, -1, states.shape[2])
         wanted = jnp.zeros(flat.shape[:2], jnp.bool_).at[0, rows.before].max(rows.mask > 0)
         teacher = read_teacher(target, flat, wanted)
-        embed = training_embed(net, target)
-        sums = summed_over_chunks(
-            lambda piece: self._sums(piece, target, teacher, net, embed), rows, chunk=self.chunk_blocks
+        numerator, sums = summed_over_blocks(
+            self._sums, params, (target, teacher), rows, chunk=self.chunk_blocks
         )
-        return self._combine(sums)
+        return self._combine(numerator, sums)
 
     def _sums(
-        self, rows: DraftRows, target: Tables, teacher: Teacher, net: DFlashNet, embed: Embed
-    ) -> dict[str, Array]:
-        """Everything that adds up over blocks."""
+        self, params: Params, constants: tuple[Tables, Teacher], rows: DraftRows
+    ) -> tuple[Float[Array, ""], dict[str, Array]]:
+        """The numerator, and everything else that adds up over blocks."""
+        target, teacher = constants
+        net = dflash_net(self.config, params)
         logits, read = row_logits(self.config, target, rows.hidden), None
         if net.head is not None:
-            read = net.head.read(rows.predecessors, embed)
+            read = net.head.read(rows.predecessors, training_embed(net, target))
             latents = teacher_forced(net.head, rows.hidden, read)
             logits = logits + correction(latents, net.head.output[...])
         labels = soft_labels(target, teacher, rows.before.reshape(1, -1))
@@ -138,7 +138,6 @@ class DSparkObjective(BlockObjective):
         correct = hits(log_q, rows)
         agrees = jnp.argmax(log_q, axis=-1) == labels.columns.reshape(rows.columns.shape)
         sums = {
-            "loss": jnp.sum(weights * loss),
             "weights": jnp.sum(weights),
             "cross_entropy_loss": jnp.sum(weights * cross_entropy),
             "l1_loss": jnp.sum(weights * l1),
@@ -153,18 +152,20 @@ class DSparkObjective(BlockObjective):
             "tau": jnp.sum(rows.mask[:, 0]) + jnp.sum(jnp.cumprod(accept * rows.mask, axis=1)),
             "accept_length": jnp.sum(jnp.cumprod(correct, axis=1)),
         }
+        numerator = jnp.sum(weights * loss)
         if net.confidence_head is not None:
             score = net.confidence_head.logits(rows.hidden, read)
             sums |= _confidence_sums(score, accept, rows.mask, weights)
-        return sums
+            numerator = numerator + self.confidence_weight * sums["confidence_loss"]
+        return numerator, sums
 
     def _weights(self, accept: Array, mask: Array) -> Array:
         if self.loss == "dpard":
             return dpace_weights(accept, mask > 0, alpha=self.dpard_alpha, form="dpace")
         return mask * draft_weights(mask.shape[1], self.gamma)[None]
 
-    def _combine(self, sums: dict[str, Array]) -> Terms:
-        numerator, weights = sums["loss"], sums["weights"]
+    def _combine(self, numerator: Array, sums: dict[str, Array]) -> Terms:
+        weights = sums["weights"]
         by_row = ("cross_entropy", "accuracy", "acceptance", "teacher_agreement")
         metrics = {
             **{name: (sums[name], sums["rows"]) for name in (*by_row, "teacher_top_prob", "draft_top_prob")},
@@ -173,7 +174,6 @@ class DSparkObjective(BlockObjective):
             "accept_length": (sums["accept_length"], sums["blocks"]),
         }
         if "confidence_loss" in sums:
-            numerator = numerator + self.confidence_weight * sums["confidence_loss"]
             metrics |= {
                 "confidence_loss": (sums["confidence_loss"], weights),
                 **{

@@ -16,6 +16,8 @@ S = TypeVar("S")
 P = TypeVar("P")
 W = TypeVar("W")
 
+Pieces = tuple[list[Array], list[Array]]  # arrays that gradients flow to, and others
+
 
 def summed_over_live_chunks(
     terms_of: Callable[[P, Any, W], tuple[Float[Array, ""], S]],
@@ -31,9 +33,10 @@ def summed_over_live_chunks(
     Args:
       terms_of: to (numerator, further sums); zeros for items that are all zero. It must not close over traced
         arrays that gradients flow to.
-      theta: what gradients flow to. Arrays of integers in it are constants.
-      constants: whatever else `terms_of` needs.
-      items: a pytree of arrays with one leading axis in common; no gradient flows to them.
+      theta: what gradients flow to, summed over chunks in float32. Arrays of integers in it are constants.
+      constants: whatever else `terms_of` needs; no gradient flows to it.
+      items: a pytree of arrays with one leading axis in common; gradients flow to those of floats, and are zero for
+        items of chunks that are not computed.
       live: items that add something. They come first, and chunks behind the last of them are not computed.
       chunk: items at a time.
 
@@ -48,18 +51,14 @@ def summed_over_live_chunks(
         filler = [(0, number * chunk - count)] + [(0, 0)] * (array.ndim - 1)
         return jnp.pad(array, filler).reshape(number, chunk, *array.shape[1:])
 
-    pieces, used = jax.tree.map(split, items), -(-jnp.sum(live, dtype=jnp.int32) // chunk)
-    leaves, tree = jax.tree.flatten(theta)
-    floating = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
+    used = -(-jnp.sum(live, dtype=jnp.int32) // chunk)
+    trained, kept, whole_theta = _parted(theta)
+    moving, others, whole_items = _parted(jax.tree.map(split, items))
 
-    def at(leaves: list[Array], constants: tuple[list[Array], Any], piece: W) -> tuple[Array, S]:
-        given, kept = iter(leaves), iter(constants[0])
-        both = [next(given) if kind else next(kept) for kind in floating]
-        return terms_of(jax.tree.unflatten(tree, both), constants[1], piece)
+    def at(trained: list[Array], fixed: tuple[list[Array], Any], piece: Pieces) -> tuple[Array, S]:
+        return terms_of(whole_theta(trained, fixed[0]), fixed[1], whole_items(*piece))
 
-    trained = [leaf for leaf, kind in zip(leaves, floating, strict=True) if kind]
-    fixed = [leaf for leaf, kind in zip(leaves, floating, strict=True) if not kind], constants
-    value, sums = _total(at, trained, fixed, pieces, used)
+    value, sums = _total(at, trained, (kept, constants), (moving, others), used)
     return value, jax.lax.stop_gradient(sums)
 
 
@@ -92,31 +91,61 @@ def summed_over_live_places(
     )
 
 
-def _total(at: Callable[..., Any], trained: list[Array], fixed: Any, pieces: Any, used: Array) -> Any:
-    def looped(body: Callable[[Any], Any], pieces: Any, used: Array) -> Any:
-        start = jax.eval_shape(body, jax.tree.map(lambda a: a[0], pieces))
-        start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), start)
+def _total(at: Callable[..., Any], trained: list[Array], fixed: Any, pieces: Pieces, used: Array) -> Any:
+    """`at` of the trained arrays, the fixed ones and a piece, summed over the first `used` pieces."""
 
-        def add(index: Array, total: Any) -> Any:
-            return jax.tree.map(jnp.add, total, body(jax.tree.map(lambda a: a[index], pieces)))
+    def piece_at(index: Array, pieces: Pieces) -> Pieces:
+        return jax.tree.map(lambda a: a[index], pieces)
 
-        return jax.lax.fori_loop(0, used, add, start)
+    def start(body: Callable[[Pieces], Any], pieces: Pieces) -> Any:
+        shapes = jax.eval_shape(body, piece_at(jnp.int32(0), pieces))
+        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 
     @jax.custom_vjp
-    def total(trained: list[Array], fixed: Any, pieces: Any, used: Array) -> Any:
-        return looped(lambda piece: at(trained, fixed, piece), pieces, used)
+    def total(trained: list[Array], fixed: Any, pieces: Pieces, used: Array) -> Any:
+        def body(piece: Pieces) -> Any:
+            return at(trained, fixed, piece)
 
-    def forward(trained: list[Array], fixed: Any, pieces: Any, used: Array) -> Any:
-        def body(piece: Any) -> Any:
-            out, grads = jax.value_and_grad(at, has_aux=True)(trained, fixed, piece)
-            return out, [grad.astype(jnp.float32) for grad in grads]
+        def add(index: Array, total: Any) -> Any:
+            return jax.tree.map(jnp.add, total, body(piece_at(index, pieces)))
 
-        out, grads = looped(body, pieces, used)
+        return jax.lax.fori_loop(0, used, add, start(body, pieces))
+
+    def forward(trained: list[Array], fixed: Any, pieces: Pieces, used: Array) -> Any:
+        def body(piece: Pieces) -> tuple[Any, list[Array], list[Array]]:
+            def of(trained: list[Array], moving: list[Array]) -> Any:
+                return at(trained, fixed, (moving, piece[1]))
+
+            out, (own, moved) = jax.value_and_grad(of, argnums=(0, 1), has_aux=True)(trained, piece[0])
+            return out, [grad.astype(jnp.float32) for grad in own], moved
+
+        def add(index: Array, total: Any) -> Any:
+            out, own, moved = body(piece_at(index, pieces))
+            written = [whole.at[index].set(part) for whole, part in zip(total[2], moved, strict=True)]
+            return *jax.tree.map(jnp.add, total[:2], (out, own)), written
+
+        out, own, _ = start(body, pieces)
+        out, own, moved = jax.lax.fori_loop(0, used, add, (out, own, jax.tree.map(jnp.zeros_like, pieces[0])))
         # Cotangents have the types of what they belong to, and residuals may be only arrays.
-        return out, [grad.astype(leaf.dtype) for grad, leaf in zip(grads, trained, strict=True)]
+        own = [grad.astype(leaf.dtype) for grad, leaf in zip(own, trained, strict=True)]
+        return out, (own, moved)
 
-    def backward(grads: list[Array], cotangent: Any) -> Any:
-        return [grad * cotangent[0].astype(grad.dtype) for grad in grads], None, None, None
+    def backward(grads: tuple[list[Array], list[Array]], cotangent: Any) -> Any:
+        own, moved = jax.tree.map(lambda grad: grad * cotangent[0].astype(grad.dtype), grads)
+        return own, None, (moved, None), None
 
     total.defvjp(forward, backward)
     return total(trained, fixed, pieces, used)
+
+
+def _parted(tree: Any) -> tuple[list[Array], list[Array], Callable[[list[Array], list[Array]], Any]]:
+    """A pytree's floating leaves, its others, and how to put it together again."""
+    leaves, structure = jax.tree.flatten(tree)
+    kinds = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
+
+    def joined(floating: list[Array], others: list[Array]) -> Any:
+        given, kept = iter(floating), iter(others)
+        return jax.tree.unflatten(structure, [next(given) if kind else next(kept) for kind in kinds])
+
+    floating = [leaf for leaf, kind in zip(leaves, kinds, strict=True) if kind]
+    return floating, [leaf for leaf, kind in zip(leaves, kinds, strict=True) if not kind], joined

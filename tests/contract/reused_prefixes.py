@@ -64,7 +64,7 @@ def shared(name: str, target: DecoderTarget = TARGET, **options) -> Engine:
     return Engine(
         method=Method(target=target, drafter=drafter),
         models=Models(target=weights(decoder_leaves(target.config, FLOAT32), 0), drafter=params),
-        **{**dict(max_slots=2, max_context=CONTEXT, page_size=PAGE, chunks=(3, 7)), **options},
+        **{**dict(max_slots=2, max_context=CONTEXT, page_size=PAGE, chunks=(3, 7), overlap=False), **options},
     )
 
 

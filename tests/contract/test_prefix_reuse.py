@@ -187,14 +187,15 @@ def test_request_that_does_not_run_cannot_be_preempted():
             session.preempt(0)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("drafter", ["ngram", "dflash"])
-def test_soak_with_evictions_preemptions_and_callers_who_leave(drafter):
+def test_soak_with_evictions_preemptions_and_callers_who_leave(drafter, overlap):
     used, rng = engine(drafter), random.Random(3)
     stems = [[rng.randrange(VOCABULARY - 1) for _ in range(14)] for _ in range(3)]
     kinds = (GREEDY, SEEDED, PENALISED, Settings(max_tokens=4, temperature=1.0), Settings(max_tokens=1))
     reused = preempted = 0
     for _ in range(6):
-        with used.session() as session:
+        with used.session(overlap=overlap) as session:
             asked = []
             for _ in range(6):
                 stem = rng.choice(stems)

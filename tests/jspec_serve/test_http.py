@@ -173,8 +173,9 @@ def test_chunks_can_tell_where_tokens_came_from(client):
         (
             {"speculation": {"min_confidence": 1, "draft_length": 1}},
             "speculation.min_confidence",
-            "unknown field",
+            "expected 0, as the drafter gives no confidence",
         ),
+        ({"speculation": {"min_confidence": 1.5}}, "speculation.min_confidence", "less than or equal to 1"),
         ({"speculation": "maybe"}, "speculation", "got 'maybe'"),
         ({"stop": [""]}, "stop[0]", "at least 1 character"),
         ({"stop_token_ids": [0, 1, 2, 3, 4]}, "stop_token_ids", "at most 4"),

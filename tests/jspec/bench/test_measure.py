@@ -8,7 +8,7 @@ from rich.console import Console
 
 from jspec.bench.costs import Cost, best_draft_length
 from jspec.bench.measure import measure
-from jspec.bench.prompts import read_prompts
+from jspec.bench.prompts import asked, chats_by_task
 from jspec.bench.table import as_json, cost_table, measurement_table, round_table
 from jspec.results import Counters
 from jspec.settings import Settings
@@ -95,8 +95,10 @@ def test_sampled_text_with_a_seed_is_the_same_in_every_run_and_compared():
 
 def test_prompt_file_is_read_by_task(tmp_path):
     path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "a", "task": "x"}\n\n{"prompt": "b"}\n')
-    assert read_prompts(path) == {"x": ("a",), "prompts": ("b",)}
+    chat = [{"role": "system", "content": "c"}, {"role": "user", "content": "d"}]
+    lines = [{"prompt": "a", "task": "x"}, {"prompt": "b"}, {"messages": chat, "task": "x"}]
+    path.write_text("\n\n".join(map(json.dumps, lines)))
+    assert chats_by_task(path) == {"x": (asked("a"), chat), "prompts": (asked("b"),)}
 
 
 @pytest.mark.parametrize(
@@ -106,24 +108,27 @@ def test_prompt_file_is_read_by_task(tmp_path):
         ('{"text": 1}\n', r":1: expected an object"),
         ('{"prompt": "a"}\n{"prompt": 1}\n', r":2: expected an object"),
         ("nope\n", r":1: expected an object"),
+        ('{"messages": []}\n', r":1: expected an object"),
+        ('{"messages": ["a"]}\n', r":1: expected an object"),
+        ('{"messages": [{"role": "user", "content": "a"}], "prompt": "a"}\n', r":1: expected an object"),
     ],
 )
 def test_prompt_file_without_prompts_is_refused(tmp_path, text, message):
     path = tmp_path / "prompts.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        read_prompts(path)
+        chats_by_task(path)
 
 
 def test_prompt_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"prompts: expected JSON Lines, got .*gone.jsonl' \(No such file"):
-        read_prompts(tmp_path / "gone.jsonl")
+        chats_by_task(tmp_path / "gone.jsonl")
 
 
 def test_prompts_keep_line_breaks_that_only_unicode_knows(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a\u2028b\u0085c"}\r\n{"prompt": "ä"}\n', encoding="utf-8")
-    assert read_prompts(path) == {"prompts": ("a\u2028b\u0085c", "ä")}
+    assert chats_by_task(path) == {"prompts": (asked("a\u2028b\u0085c"), asked("ä"))}
 
 
 def test_one_token_per_prompt_gives_no_decode_speed():

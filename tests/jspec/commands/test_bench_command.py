@@ -27,10 +27,11 @@ def test_tokens_are_compared_greedy_and_sampled(monkeypatch, capsys, tmp_path, t
 
 
 def test_trees_are_for_all_checkpoints_or_for_the_one_named():
-    assert command.trees_of(["2x3x5", "b=3x3x8"], ["a", "b"]) == {"a": ["2x3x5"], "b": ["2x3x5", "3x3x8"]}
-    with pytest.raises(
-        ValueError, match=r"tree: expected one of the checkpoints \['a'\] before the =, got 'c'"
-    ):
-        command.trees_of(["c=2x3x5"], ["a"])
+    assert command.by_drafter("tree", ["2x3x5", "b=3x3x8"], ["a", "b"]) == {
+        "a": ["2x3x5"],
+        "b": ["2x3x5", "3x3x8"],
+    }
+    with pytest.raises(ValueError, match=r"tree: expected one of \['a'\] before the =, got 'c'"):
+        command.by_drafter("tree", ["c=2x3x5"], ["a"])
     with pytest.raises(ValueError, match="tree: expected none without a checkpoint, got 2x3x5"):
-        command.trees_of(["2x3x5"], [])
+        command.by_drafter("tree", ["2x3x5"], [])

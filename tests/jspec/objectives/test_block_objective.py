@@ -12,7 +12,7 @@ from jspec.objectives.block_pass import training_hidden
 from jspec.objectives.blocks import Blocks, block_targets, choose_anchors, eligible_anchors
 from jspec.objectives.dflash import DFlashObjective, SelectorTerm
 from jspec.objectives.frozen import draft_tables
-from jspec.objectives.terms import summed_over_chunks
+from jspec.objectives.live_chunks import summed_over_live_chunks
 from jspec.objectives.weights import dpace_weights
 from jspec_train.recipe_parts import DrafterPart
 
@@ -125,13 +125,14 @@ def test_chunks_change_neither_loss_nor_gradients(chunk):
 def test_memory_does_not_grow_with_anchors_times_vocabulary():
     def temporary(items, chunk):
         def loss(table, rows):
-            def sums(piece):
-                return jnp.sum(jax.nn.logsumexp(piece @ table, axis=-1))
+            def sums(table, _, piece):
+                return jnp.sum(jax.nn.logsumexp(piece @ table, axis=-1)), {}
 
-            return summed_over_chunks(sums, rows, chunk=chunk)
+            live = jnp.ones(items, jnp.bool_)
+            return summed_over_live_chunks(sums, table, None, rows, live, chunk=chunk)[0]
 
         table, rows = jnp.zeros((8, 5000)), jnp.zeros((items, 8))
-        compiled = jax.jit(jax.grad(loss)).lower(table, rows).compile()
+        compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(table, rows).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     few, many = temporary(64, 16), temporary(1024, 16)

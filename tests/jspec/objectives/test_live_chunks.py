@@ -15,22 +15,25 @@ def terms_of(theta, constants, items):
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 def test_value_and_gradient_are_those_of_the_whole_sum(chunk):
     rng = np.random.default_rng(0)
-    items = {"x": jnp.asarray(rng.normal(size=(11, 4)), jnp.float32), "live": jnp.arange(11) < 7.0}
+    items = {"x": jnp.asarray(0.3 * rng.normal(size=(11, 4)), jnp.float32), "live": jnp.arange(11) < 7.0}
     items["live"] = items["live"].astype(jnp.float32)
     theta = {"weights": jnp.asarray(rng.normal(size=4), jnp.float32), "ids": jnp.arange(3)}
 
-    def chunked(weights):
+    def chunked(weights, items):
         value, sums = summed_over_live_chunks(
             terms_of, theta | {"weights": weights}, jnp.float32(0.3), items, items["live"] > 0, chunk=chunk
         )
         return 2.5 * value, sums
 
-    def whole(weights):
+    def whole(weights, items):
         value, sums = terms_of(theta | {"weights": weights}, jnp.float32(0.3), items)
         return 2.5 * value, sums
 
-    ours = jax.value_and_grad(chunked, has_aux=True)(theta["weights"])
-    wanted = jax.value_and_grad(whole, has_aux=True)(theta["weights"])
+    ours = jax.value_and_grad(chunked, argnums=(0, 1), has_aux=True)(theta["weights"], items)
+    wanted = jax.value_and_grad(whole, argnums=(0, 1), has_aux=True)(theta["weights"], items)
+    # What an item that is not live would change is not asked for.
+    wanted[1][1]["live"], ours[1][1]["live"] = wanted[1][1]["live"][:7], ours[1][1]["live"][:7]
+    assert np.all(np.asarray(ours[1][1]["x"][:7])) and not np.any(np.asarray(ours[1][1]["x"][7:]))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, wanted)
 
 

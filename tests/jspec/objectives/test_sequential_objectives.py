@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -196,16 +195,19 @@ def test_undraftable_ids_are_the_targets_alone():
     narrow["head.output"] = jnp.zeros((3, VOCABULARY)).at[:, ids].set(narrow["head.output"])
     wide = tuple(narrow[leaf.path] for leaf in dflash_leaves(whole, float32))
 
-    # Ids 0 to 3 are barred where the drafter's head is called, which is first; then comes the target's.
-    masked = SimpleNamespace(embed=target.embed)
-    calls = []
+    @jax.tree_util.register_static
+    class Barred:
+        """Bars ids 0 to 3 where the drafter's head is called, which is first; then comes the target's."""
 
-    def logits(hidden):
-        calls.append(hidden)
-        out = target.logits(hidden)
-        return out.at[:, :4].set(-1e9) if len(calls) % 2 else out
+        def __init__(self):
+            self.calls, self.embed = 0, target.embed
 
-    masked.logits = logits
+        def logits(self, hidden):
+            self.calls += 1
+            out = target.logits(hidden)
+            return out.at[:, :4].set(-1e9) if self.calls % 2 else out
+
+    masked = Barred()
     expected = jax.jit(
         lambda: DSparkObjective(config=whole, cross_entropy_weight=0.0).terms(wide, masked, batch, blocks)
     )()
