@@ -186,7 +186,9 @@ def settle(
     live = (lanes >= 0) & slots.live[rows]
     emits = live & (context_lengths + nodes.certain_lengths == text_lengths)
 
-    verdict = judge(method, round_, executed, state, lanes, None if masks is None else masks.allowed)
+    verdict = judge(
+        method, round_, executed, state, lanes, None if masks is None else jnp.asarray(masks.allowed)
+    )
     completing = None if masks is None else completing_tokens(masks, nodes, verdict)
     broken = emits & (verdict.bonus < 0)
     if completing is not None:

@@ -166,7 +166,7 @@ class Engine:
         )
         self.overlap = overlap
         resolve_overlap(grammar_overlap, None, overlap=self.overlap)
-        self.grammar_overlap = grammar_overlap
+        self.grammar_overlap: GrammarOverlap | None = grammar_overlap
         self.costs, self._scheduler = costs, None
         if costs is not None:
             self._check_schedule()

@@ -19,7 +19,7 @@ from jspec.settings import Settings
 
 PROMPT = [1, 4, 2]
 TOKENS = 4
-REQUESTS = 600
+REQUESTS = 400
 # Answers of one token and of many, some complete at once and some that may end or go on.
 FORM = "(ab|c|bc)+d|a|cb?"
 WORDS = Grammar(choice=["abcd", "dcba", "bcab"])
@@ -29,7 +29,7 @@ def extended(*drafters: str) -> list:
     return [pytest.param(drafter, marks=pytest.mark.extended) for drafter in drafters]
 
 
-FEW = ["oracle", "dense", *extended(*(name for name in DRAFTERS if name not in ("oracle", "dense")))]
+FEW = ["oracle", *extended(*(name for name in DRAFTERS if name != "oracle"))]
 
 
 def run(session, settings, prompts):
@@ -86,7 +86,7 @@ def counts_of(decoder, settings: Settings, requests: int) -> dict[tuple[int, ...
 
 
 @pytest.mark.parametrize(
-    "drafter", ["dense", *extended("plain", "oracle", "fork", "tree", "dflash2", "eagle3", "eagle3-tree")]
+    "drafter", ["oracle", *extended("plain", "dense", "fork", "tree", "dflash2", "eagle3", "eagle3-tree")]
 )
 def test_law_of_the_masked_target(drafter):
     settings = Settings(max_tokens=TOKENS, temperature=1.0, grammar=Grammar(regex=FORM))
@@ -103,7 +103,7 @@ def test_law_under_block_verification():
 
 @pytest.mark.extended
 def test_the_test_sees_another_law():
-    settings = Settings(max_tokens=TOKENS, temperature=0.8, grammar=Grammar(regex=FORM))
+    settings = Settings(max_tokens=TOKENS, temperature=0.6, grammar=Grammar(regex=FORM))
     counts = counts_of(letters("dense"), settings, REQUESTS)
     assert abs(z_score(counts, joint(1.0), REQUESTS)) > 4
 
@@ -298,7 +298,7 @@ def test_settings_that_leave_nothing_of_a_grammar_fail_the_request():
 
 
 @pytest.mark.parametrize("overlap", ["none", "one"])
-@pytest.mark.parametrize("drafter", ["oracle", "dense"])
+@pytest.mark.parametrize("drafter", ["oracle", *extended("dense")])
 def test_overlap_changes_no_token_and_no_count(drafter, overlap):
     settings = [
         Settings(max_tokens=9, temperature=1.0, seed=seed, grammar=Grammar(regex=FORM) if seed % 3 else None)
@@ -313,7 +313,7 @@ def test_overlap_changes_no_token_and_no_count(drafter, overlap):
         assert dataclasses.replace(one.counters, inert=0) == two.counters
 
 
-@pytest.mark.parametrize("drafter", ["oracle", "dense"])
+@pytest.mark.parametrize("drafter", ["oracle", *extended("dense")])
 def test_programs_are_traced_once_with_and_without_grammar(drafter):
     used = letters(drafter)
     before = used.programs.traces.copy()

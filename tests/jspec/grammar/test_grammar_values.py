@@ -36,7 +36,7 @@ from jspec.settings import Settings, settings_from_json
         ("a", "grammar: expected an object, got 'a'"),
     ],
 )
-def test_what_is_no_grammar_is_refused(values, said):
+def test_what_is_no_grammar_is_refused(values, said, unchecked):
     with pytest.raises(ValueError, match=said):
         grammar_from_json(values)
 
@@ -54,7 +54,7 @@ def test_grammars_of_json_are_those_of_python():
     assert made.form == "structural_tags"
 
 
-def test_settings_take_grammars_only():
+def test_settings_take_grammars_only(unchecked):
     with pytest.raises(ValueError, match=r"grammar: expected a jspec.Grammar, got 'a\+'"):
         Settings(grammar="a+")  # type: ignore[arg-type]
 
