@@ -365,6 +365,11 @@ class Engine:
         self.generate([[0]], Settings(max_tokens=1, seed=0))  # the programs that admit and halt
 
     @property
+    def num_pages(self) -> tuple[int, ...]:
+        """Cache pages per layer group."""
+        return self._pool.num_pages
+
+    @property
     def free_pages(self) -> tuple[int, ...]:
         """Cache pages per layer group that requests could get now, those of the prefix cache included."""
         return self._prefixes.free_pages

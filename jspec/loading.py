@@ -49,6 +49,7 @@ def load(
     grammar_overlap: GrammarOverlap | None = None,
     overlap: bool = True,
     mesh: jax.sharding.Mesh | None = None,
+    replicate_drafter: bool = False,
     compilation_cache: str | Path | None = None,
     seed: int = 0,
 ) -> Engine:
@@ -78,6 +79,8 @@ def load(
       grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`.
       overlap: whether a round is launched before the one before it is read; see `jspec.session.Session`.
       mesh: devices to shard over; None = the default device.
+      replicate_drafter: every device of the mesh gets the whole drafter and runs it without collectives, instead of
+        a part of it; the target's embedding and head stay split.
       compilation_cache: folder to keep compiled programs in between runs; None = as JAX is configured.
       seed: for requests that set none.
 
@@ -102,6 +105,7 @@ def load(
         tree=tree,
         num_target_layers=loaded.target.num_layers,
         tokenizer=tokenizer.identity,
+        replicated=replicate_drafter,
     )
     plan = resolve_schedule(
         schedule,
@@ -147,6 +151,7 @@ def with_drafter(
     schedule: str | Path | RoundCosts | None = None,
     calibration: str | Path | Calibration | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    replicate_drafter: bool = False,
 ) -> Engine:
     """A second engine of the same sizes on the same weights; drafter, schedule, cache and slots are its own."""
     dtype = engine.cache_dtype
@@ -159,6 +164,7 @@ def with_drafter(
         tree=tree,
         num_target_layers=engine.method.target.num_layers,
         tokenizer=None if engine.tokenizer is None else engine.tokenizer.identity,
+        replicated=replicate_drafter,
     )
     plan = resolve_schedule(
         schedule,
@@ -274,6 +280,7 @@ def resolve_drafter(
     tree: TreeShape | None = None,
     num_target_layers: int | None = None,
     tokenizer: str | None = None,
+    replicated: bool = False,
 ) -> tuple[Drafter, Any]:
     """A drafter and its parameters for a name, a checkpoint folder or a drafter.
 
@@ -286,6 +293,7 @@ def resolve_drafter(
       tree: see `load`.
       num_target_layers: of the target; None = not known.
       tokenizer: identity of the target's; None = not known.
+      replicated: see `replicate_drafter` of `load`.
 
     Raises:
       ValueError, FileNotFoundError: nothing of that name, or an argument that it has no use for.
@@ -326,6 +334,7 @@ def resolve_drafter(
             mesh=mesh,
             num_target_layers=num_target_layers,
             tokenizer=tokenizer,
+            replicated=replicated,
         )
         return loaded.drafter, loaded.params
     if not isinstance(drafter, Drafter):

@@ -9,6 +9,7 @@ from jspec.grammar.overlap import GrammarOverlap
 from jspec.request import Request
 from jspec.runner import Runner
 from jspec.schedule.scheduler import Decision, Lanes, Scheduler
+from jspec.sharding import first_process_decides
 from jspec.timings import Timings
 from jspec.waiting import rank
 
@@ -73,7 +74,10 @@ class Planner:
             context=sum(request.committed + request.executing for request in going),
         )
         decision = self._scheduler.choose(lanes)
-        return self._given(decision.bucket, going, decision)
+        chosen = decision.bucket
+        # What a host has of old confidences depends on its copies' arrival.
+        count, nodes, chunk = first_process_decides((chosen.lanes, chosen.nodes, chosen.chunk))
+        return self._given(Bucket(lanes=count, nodes=nodes, chunk=chunk), going, decision)
 
     def learn(self, flight: Flight) -> None:
         """Tells the schedule of a round that has been read."""

@@ -157,5 +157,5 @@ class Programs:
 
     def halt(self, state: State, slot: int) -> State:
         """Ends a slot; `state`'s live flags are donated."""
-        slots = dataclasses.replace(state.slots, live=self._halt(state.slots.live, jnp.int32(slot)))
+        slots = dataclasses.replace(state.slots, live=self._halt(state.slots.live, np.int32(slot)))
         return dataclasses.replace(state, slots=slots)

@@ -37,6 +37,7 @@ class Request:
     ready: int = 0  # draft tokens that the drafter has at most for the next round
     token_ids: list[int] = dataclasses.field(default_factory=list)
     log_probs: list[TokenLogProb] = dataclasses.field(default_factory=list)
+    prompt_log_probs: list[TokenLogProb] = dataclasses.field(default_factory=list)  # from the second token on
     finish_reason: str | None = None
     proposed: int = 0
     verified: int = 0
@@ -57,6 +58,11 @@ class Request:
     def text(self) -> tuple[int, ...]:
         """The prompt and what was emitted, a final stop token included."""
         return (*self.prompt_ids, *self.token_ids)
+
+    @property
+    def reuses(self) -> bool:
+        """Whether pages of the prefix cache will do: what is read off the prompt's hidden states needs these."""
+        return not self.settings.prompt_log_probs or len(self.prompt_log_probs) == len(self.prompt_ids) - 1
 
     @property
     def least_known(self) -> int:
@@ -143,6 +149,7 @@ class Request:
             prompt_ids=self.prompt_ids,
             counters=self.counters(),
             log_probs=tuple(self.log_probs) if self.settings.log_probs is not None else None,
+            prompt_log_probs=tuple(self.prompt_log_probs) if self.settings.prompt_log_probs else None,
             simulated=simulated,
             scheduled=scheduled,
             why_off=why_off,

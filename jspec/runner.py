@@ -12,6 +12,7 @@ from jspec.cache import new_cache
 from jspec.decode import Executed, Method, Models, Report, Round, State
 from jspec.grammar.filler import MaskFiller
 from jspec.grammar.masks import Masks
+from jspec.placement import place_state
 from jspec.prefix_cache import PrefixCache
 from jspec.programs import Admission, Programs
 from jspec.request import Request
@@ -60,7 +61,6 @@ class Runner:
         """Allocates the state; arguments as for `jspec.engine.Engine`. With `masks` a request may have a grammar."""
         target, drafter = method.target, method.drafter
         self.method, self.models = method, models
-        self.programs = Programs(method, mesh_of(models))
         self.prefixes = prefixes
         self.free_slots = list(range(max_slots))
         self.generations = [0] * max_slots  # requests that each slot has had
@@ -68,27 +68,37 @@ class Runner:
         self._rng = np.random.default_rng(seed)
         self._filler = MaskFiller(target.vocab_size) if masks else None
         pool = prefixes.pool
-        cache = new_cache(
-            target.groups,
-            max_slots=max_slots,
-            num_pages=pool.num_pages,
-            page_size=pool.page_size,
-            max_context=max_context,
-            dtype=cache_dtype,
-        )
-        view = TargetView(params=models.target, cache=cache, target=target)
-        self.state = State(
-            cache=cache,
-            drafter=drafter.init(models.drafter, view, max_slots),
-            slots=empty_slots(max_slots, max_context, target.vocab_size, max_stop_ids),
-        )
+
+        def empty(models: Models) -> State:
+            cache = new_cache(
+                target.groups,
+                max_slots=max_slots,
+                num_pages=pool.num_pages,
+                page_size=pool.page_size,
+                max_context=max_context,
+                dtype=cache_dtype,
+            )
+            view = TargetView(params=models.target, cache=cache, target=target)
+            return State(
+                cache=cache,
+                drafter=drafter.init(models.drafter, view, max_slots),
+                slots=empty_slots(max_slots, max_context, target.vocab_size, max_stop_ids),
+            )
+
+        mesh = mesh_of(models)
+        self.programs = Programs(method, mesh)
+        if mesh is None:
+            self.state = empty(models)
+        else:  # in a program, so that no device ever holds all pages
+            with jax.set_mesh(mesh):
+                self.state = jax.jit(lambda models: place_state(empty(models)))(models)
 
     def admit(self, request: Request) -> bool:
         """Puts a request into a free slot; False if there is no slot or not enough cache now."""
         if not self.free_slots:
             return False
         text = request.text
-        lease = self.prefixes.reserve(text, request.limit)
+        lease = self.prefixes.reserve(text, request.limit, reuse=request.reuses)
         if lease is None:
             return False
         request.slot, request.lease = self.free_slots.pop(0), lease
@@ -132,7 +142,9 @@ class Runner:
     def has_room(self, request: Request, without: Sequence[Request] = ()) -> bool:
         """Whether `admit` would find a slot and pages, had the requests `without` left."""
         leases = [other.lease for other in without if other.lease is not None]
-        return bool(self.free_slots or leases) and self.prefixes.has_room(request.text, request.limit, leases)
+        return bool(self.free_slots or leases) and self.prefixes.has_room(
+            request.text, request.limit, leases, reuse=request.reuses
+        )
 
     def publish(self, request: Request) -> None:
         """Lets later requests use the whole pages that a request has filled, as far as its text was not cut."""

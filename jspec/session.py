@@ -13,11 +13,12 @@ from jspec.intake import Intake
 from jspec.planner import Planner
 from jspec.prompts import Prompt
 from jspec.request import Request
-from jspec.results import Piece, Result, TokenLogProb
+from jspec.results import Piece, Result
 from jspec.runner import Runner
 from jspec.schedule.scheduler import Scheduler
 from jspec.settings import Settings
 from jspec.timings import Timings
+from jspec.told_log_probs import tell_prompt, told
 from jspec.waiting import Waiting, patient, rank
 from jspec.why_off import why_off
 
@@ -317,6 +318,8 @@ class Session:
         was_prefilling = request.prefilling
         emitted, accepted = int(report.emitted[lane]), int(report.accepted[lane])
         committed = int(report.committed[lane])
+        if request.settings.prompt_log_probs and was_prefilling:
+            tell_prompt(request, report.prompt_log_probs, lane, committed)
         request.committed += committed
         ids = [int(t) for t in report.tokens[lane, :emitted]]
         drafted = [i < accepted for i in range(emitted)]
@@ -348,9 +351,10 @@ class Session:
             )
         request.token_ids.extend(ids)
         request.ready = int(report.ready[lane])
+        tells_prompt = request.settings.prompt_log_probs and len(request.token_ids) == len(ids)
         log_probs = None
         if request.settings.log_probs is not None:
-            log_probs = tuple(self._log_probs(request, lane, report, ids))
+            log_probs = tuple(told(request, report.log_probs, lane, i, token) for i, token in enumerate(ids))
             request.log_probs.extend(log_probs)
         if not ids and request.finish_reason is None:
             return None
@@ -362,19 +366,7 @@ class Session:
             proposed=0 if was_prefilling else int(report.proposed[lane]),
             verified=None if was_prefilling else int(report.verified[lane]),
             log_probs=log_probs,
+            prompt_log_probs=tuple(request.prompt_log_probs) if tells_prompt else None,
             finish_reason=request.finish_reason,
             reused=request.reused,
         )
-
-    def _log_probs(self, request: Request, lane: int, report: Report, ids: list[int]) -> list[TokenLogProb]:
-        assert report.log_probs is not None and request.settings.log_probs is not None
-        rows = report.log_probs
-        count = request.settings.log_probs
-        return [
-            TokenLogProb(
-                token_id=token,
-                log_prob=float(rows.chosen[lane, i]),
-                top=tuple((int(rows.top_ids[lane, i, k]), float(rows.top[lane, i, k])) for k in range(count)),
-            )
-            for i, token in enumerate(ids)
-        ]

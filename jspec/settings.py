@@ -44,6 +44,8 @@ class Settings:
     log_probs: int | None = (
         None  # None = off; n = of the chosen token and of the n best, before any setting acts
     )
+    # Log-probabilities of the prompt's tokens, too; then none of them is taken from the prefix cache.
+    prompt_log_probs: bool = False
     draft_length: int | None = None  # most draft tokens a round; None = the drafter's, 0 = no speculation
     grammar: Grammar | None = None  # the form of the answer, which ends where it is complete
     # Draft tokens are verified if the drafter's confidence gives them, and those before them, at least this
@@ -86,6 +88,11 @@ class Settings:
         if self.log_probs is not None:
             _check_whole(
                 "log_probs", self.log_probs, 0, MAX_LOG_PROBS, "ask for fewer, or None to turn them off"
+            )
+        if not isinstance(self.prompt_log_probs, bool) or (self.prompt_log_probs and self.log_probs is None):
+            raise ValueError(
+                "prompt_log_probs: expected True or False, and log_probs with True, got "
+                f"{self.prompt_log_probs!r} with log_probs {self.log_probs}; set log_probs, or leave both out"
             )
         if self.draft_length is not None:
             _check_whole(

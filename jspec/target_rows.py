@@ -13,7 +13,7 @@ from jspec.ancestry import ancestors
 from jspec.round import Proposal
 from jspec.sampling import History, SamplingTable
 from jspec.slots import rows_of
-from jspec.vocabulary import argmax, filter_floor
+from jspec.vocabulary import argmax, filter_floor, largest
 from pallas_kernels.pytree import pytree
 
 
@@ -277,7 +277,7 @@ def token_log_probs(
     def computed() -> LogProbs:
         row = jnp.clip(rows, 0, num_rows - 1)
         log_normaliser = jax.nn.logsumexp(logits, axis=1)[row]
-        values, top_ids = jax.lax.top_k(logits, top)
+        values, top_ids = largest(logits, top)
         chosen = logits[row, jnp.clip(ids, 0, vocabulary - 1)] - log_normaliser
         return LogProbs(chosen=chosen, top_ids=top_ids[row], top=values[row] - log_normaliser[:, :, None])
 

@@ -2,15 +2,22 @@
 
 Whoever needs one of these uses it from here, so that ties and roundings are the same everywhere.
 Nothing sorts the vocabulary.
+
+Where the mesh in use splits the vocabulary, every device looks at its own part, and what they exchange has the
+size of the answer. A vocabulary that the devices do not divide is whole on each of them.
 """
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jspec.first import first_where
+from jspec.sharding import MESH_AXES, on_every_device, parts_of
+
+TopK = Callable[[Array, int], tuple[Array, Array] | list[Array]]
 
 
 def argmax(values: Float[Array, "rows vocabulary"]) -> Int[Array, "rows"]:
@@ -27,11 +34,40 @@ def argmax(values: Float[Array, "rows vocabulary"]) -> Int[Array, "rows"]:
     return jnp.where(found < vocabulary, found, -1)
 
 
+def largest(
+    values: Float[Array, "rows vocabulary"], k: int, *, here: TopK = jax.lax.top_k
+) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
+    """The k greatest values of each row and their ids, the lowest id first on ties.
+
+    Args:
+      values: float32.
+      k: static.
+      here: how one device finds its own; with ties as above.
+    """
+    size = values.shape[1] // parts_of("vocabulary", values.shape[1])
+    if size == values.shape[1]:
+        best, ids = here(values, k)
+        return best, ids
+    axis = MESH_AXES["vocabulary"]
+
+    def run(values: Array) -> tuple[Array, Array]:
+        best, ids = here(values, min(k, size))
+        ids = ids + jax.lax.axis_index(axis) * size
+        packed = jnp.stack([jax.lax.bitcast_convert_type(best, jnp.int32), ids])
+        bits, ids = jax.lax.all_gather(packed, axis, axis=2, tiled=True)
+        # Candidates stand in the order of their devices, so that of equal ones the lowest id comes first.
+        best, index = jax.lax.top_k(jax.lax.bitcast_convert_type(bits, jnp.float32), k)
+        return best, jnp.take_along_axis(ids, index, axis=1)
+
+    return on_every_device(run, in_specs=PartitionSpec(None, axis), out_specs=PartitionSpec())(values)
+
+
 def draw(weights: Float[Array, "lanes vocabulary"], coins: Float[Array, "lanes"]) -> Int[Array, "lanes"]:
     """The first id whose cumulative weight exceeds coin * total; never one without weight.
 
     The cumulative weight is summed in blocks, then within the block that the coin falls in: one pass
-    over the row, and a smaller rounding error than a running sum.
+    over the row, and a smaller rounding error than a running sum. Devices that share the row sum their parts
+    first, so that a coin next to an edge may fall to the other side of it than on one device.
 
     Args:
       weights: not normalised, at least 0.
@@ -40,20 +76,50 @@ def draw(weights: Float[Array, "lanes vocabulary"], coins: Float[Array, "lanes"]
     Returns:
       ids; -1 where the weights sum to 0 or are not numbers.
     """
-    lanes, vocabulary = weights.shape
-    width = min(256, vocabulary)
-    blocks = -(-vocabulary // width)
-    padded = jnp.pad(weights, ((0, 0), (0, blocks * width - vocabulary))).reshape(lanes, blocks, width)
-    sums = jnp.sum(padded, axis=2)
+    size = weights.shape[1] // parts_of("vocabulary", weights.shape[1])
+    if size == weights.shape[1]:
+        blocks = _blocks(weights)
+        total = jnp.cumsum(jnp.sum(blocks, axis=2), axis=1)[:, -1]
+        return jnp.where(_is_mass(total), _find(blocks, coins * total), -1)
+    axis = MESH_AXES["vocabulary"]
+
+    def run(weights: Array, coins: Array) -> Array:
+        blocks = _blocks(weights)
+        masses = jax.lax.all_gather(jnp.sum(blocks, axis=(1, 2)), axis, axis=1)
+        ends = jnp.cumsum(masses, axis=1)
+        goal = coins * ends[:, -1]
+        part, mine = _first_past(masses, ends, goal), jax.lax.axis_index(axis)
+        before = jnp.where(mine > 0, ends[:, jnp.maximum(mine - 1, 0)], 0)
+        found = jnp.where(part == mine, mine * size + _find(blocks, goal - before), 0)
+        return jnp.where(_is_mass(ends[:, -1]), jax.lax.psum(found, axis), -1)
+
+    whole = PartitionSpec()
+    run = on_every_device(run, in_specs=(PartitionSpec(None, axis), whole), out_specs=whole)
+    return run(weights, coins)
+
+
+def _is_mass(total: Float[Array, "lanes"]) -> Bool[Array, "lanes"]:
+    return (total > 0) & (total < jnp.inf)
+
+
+def _blocks(weights: Float[Array, "lanes items"]) -> Float[Array, "lanes blocks width"]:
+    lanes, items = weights.shape
+    width = min(256, items)
+    blocks = -(-items // width)
+    return jnp.pad(weights, ((0, 0), (0, blocks * width - items))).reshape(lanes, blocks, width)
+
+
+def _find(blocks: Float[Array, "lanes blocks width"], goal: Float[Array, "lanes"]) -> Int[Array, "lanes"]:
+    """The first item whose cumulative weight exceeds the goal."""
+    lanes, _, width = blocks.shape
+    sums = jnp.sum(blocks, axis=2)
     ends = jnp.cumsum(sums, axis=1)
-    total = ends[:, -1]
-    goal = coins * total
     block = _first_past(sums, ends, goal)
     lane = jnp.arange(lanes, dtype=jnp.int32)
     before = jnp.where(block > 0, ends[lane, jnp.maximum(block - 1, 0)], 0)
-    inside = padded[lane, block]
+    inside = blocks[lane, block]
     within = _first_past(inside, before[:, None] + jnp.cumsum(inside, axis=1), goal)
-    return jnp.where((total > 0) & (total < jnp.inf), block * width + within, -1)
+    return block * width + within
 
 
 def _first_past(
@@ -93,7 +159,7 @@ def filter_floor(
     """
     vocabulary = logits.shape[1]
     candidates = min(candidates, vocabulary)
-    best = jax.lax.top_k(logits, candidates)[0]
+    best = largest(logits, candidates)[0]
     floor = _top_k_floor(logits, best, top_k)
     passes = jnp.where(min_p > 0, jnp.log(min_p), -jnp.inf)
     floor = jax.lax.cond(

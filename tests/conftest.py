@@ -25,6 +25,7 @@ EXTENDED_MODULES = {
     "test_schedule_commands",
     "test_simulate",
     "test_compiled_rounds",
+    "test_compiled_update",
     "test_depth_samples",
     "test_eagle3_objective",
     "test_rollouts",
@@ -32,6 +33,7 @@ EXTENDED_MODULES = {
     "test_benchmark_scripts",
     "test_check_eagle",
     "test_eagle_mesh",
+    "test_two_processes",
     "test_eagle_training",
     "test_sequential_training",
 }
@@ -83,3 +85,9 @@ def pytest_collection_modifyitems(items):
 
 def pytest_addoption(parser):
     parser.addoption("--cases", metavar="DIR", help="folder of golden cases for tests/conformance")
+    parser.addoption(
+        "--random-bodies",
+        type=int,
+        default=300,
+        help="that tests/jspec_serve/test_fuzz.py makes from the OpenAPI",
+    )

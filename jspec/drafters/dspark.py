@@ -21,7 +21,7 @@ from jspec.round import Dense, Proposal, Sparse
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of
 from jspec.targets.view import TargetView
-from jspec.vocabulary import argmax
+from jspec.vocabulary import argmax, largest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def dspark(config: DFlashConfig, *, draft_length: int | None = None) -> DSpark:
 
 def best_columns(logits: Float[Array, "lanes drafts columns"], size: int) -> Int[Array, "lanes size"]:
     """The columns with the greatest logit in any row of the lane, ascending."""
-    return jnp.sort(jax.lax.top_k(jnp.max(logits, axis=1), size)[1], axis=1)
+    return jnp.sort(largest(jnp.max(logits, axis=1), size)[1], axis=1)
 
 
 def rule_of(

@@ -172,17 +172,16 @@ def looping():
 
 @pytest.mark.parametrize("length", range(1, 8))
 def test_the_block_is_cut_where_the_grammar_is_complete(looping, length):
-    """Wherever in a block of four the end is, and though the oracle drafts on behind it."""
+    """On the device, wherever in a block of four that is, and though the oracle drafts on behind it."""
     text = "abcabcabc"[:length]
+    form = Grammar(regex="".join(f"[{letter}d]" for letter in text))
     for settings in (Settings(max_tokens=20), Settings(max_tokens=20, temperature=0.01, seed=1)):
-        form = Grammar(regex="".join(f"[{letter}d]" for letter in text))
-        result = looping.generate([[2]], Settings(**vars(settings) | {"grammar": form}))[0]
+        emitted: list[int] = []
+        session = looping.session(observer=lambda *round_: emitted.append(int(round_[-1].emitted[0])))  # noqa: B023
+        (result,) = run(session, [dataclasses.replace(settings, grammar=form)], [[2]])
         assert (result.text, result.finish_reason) == (text, "stop")
-        assert len(result.token_ids) == length
-        counters = result.counters
-        assert counters.emitted == length
-        assert counters.committed == length - 1  # the first token comes from the prompt's round
-        assert looping._runner.state.slots.live.sum() == 0
+        assert sum(emitted) == len(result.token_ids) == result.counters.emitted == length
+        assert result.counters.committed == length - 1  # the first token comes from the prompt's round
 
 
 def test_a_grammar_that_is_complete_at_the_last_token_allowed_stops(looping):

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from pydantic_core import to_json
 
 from jspec_serve.api.fields import GenerationRequest, SamplingRequest
+from jspec_serve.api.speculation_details import TokenDetails
 from jspec_serve.calls import Times, Update
 from jspec_serve.problem import Problem
 from jspec_serve.service import Prepared, Service
@@ -95,6 +96,7 @@ class ChoicesAnswer(Answer[GenerationBody]):
         super().__init__(service, body, prepared)
         self._choices: list[dict[str, Any]] = []
         self._begun: set[int] = set()
+        self._tokens = [TokenDetails(service.tokenizer) for _ in prepared.requests]
 
     def _chunk(self, choices: list[dict[str, Any]], usage: Any = None) -> dict[str, Any]:
         chunk = self.header | {"object": self.chunk_name, "choices": choices}

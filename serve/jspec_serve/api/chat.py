@@ -10,7 +10,7 @@ from jspec_serve.api.answer import ChoicesAnswer
 from jspec_serve.api.fields import GenerationRequest, refused
 from jspec_serve.api.forms import ChatForm, field_names, grammar_of
 from jspec_serve.api.messages import Message, template_messages
-from jspec_serve.api.speculation_details import spec_details, token_details
+from jspec_serve.api.speculation_details import spec_details
 from jspec_serve.api.tools import Called, CallReader, Tool, ToolChoice, template_tools
 from jspec_serve.calls import Update
 from jspec_serve.problem import Problem
@@ -158,7 +158,7 @@ class ChatAnswer(ChoicesAnswer[ChatRequest]):
             self._begun.add(number)
         chunk: dict[str, Any] = {"index": number, "delta": delta, "logprobs": part, "finish_reason": None}
         if self.body.tells_tokens:
-            chunk["tokens"] = token_details(piece)
+            chunk["tokens"] = self._tokens[number].push(piece)
         if update.result is not None:
             choice["spec"] = chunk["spec"] = spec_details(self.service.engine, update.result)
             reason = str(piece.finish_reason)

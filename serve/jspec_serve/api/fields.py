@@ -147,12 +147,13 @@ class SamplingRequest(Strict):
     def check_stream(self) -> None:
         """Raises Problem for options of a stream that is none."""
 
-    def settings(self, *, max_tokens: int, log_probs: int | None) -> Settings:
+    def settings(self, *, max_tokens: int, log_probs: int | None, prompt_log_probs: bool = False) -> Settings:
         """The request as the engine takes it.
 
         Args:
           max_tokens: resolved against the context.
           log_probs: alternatives to report; None = no log-probabilities.
+          prompt_log_probs: report those of the prompt, too.
 
         Raises:
           Problem: 400; the engine refuses a value, or two that do not go together.
@@ -185,6 +186,7 @@ class SamplingRequest(Strict):
             return Settings(
                 max_tokens=max_tokens,
                 log_probs=log_probs,
+                prompt_log_probs=prompt_log_probs,
                 draft_length=speculation.draft_length,
                 min_confidence=speculation.min_confidence,
                 stop=stop,
