@@ -22,6 +22,7 @@ from jspec.coins import Coins, draw_coins
 from jspec.cut import Finish, cut
 from jspec.drafters.protocol import Committed, Drafter, Text
 from jspec.drafters.simulated import Simulated
+from jspec.grammar.masks import Masks
 from jspec.packing import commit_path, limit, no_proposal, pack, row_nodes, row_offsets
 from jspec.placement import place_state, whole
 from jspec.prompt_log_probs import prompt_log_probs
@@ -179,7 +180,7 @@ def settle(
     executed: Executed,
     state: State,
     lanes: Int[Array, "lanes"],
-    mask_bits: Int[Array, "rows words"] | None = None,
+    masks: Masks | None,
 ) -> tuple[State, Report]:
     """Decides which tokens the round emits, and moves every state by exactly those.
 
@@ -191,7 +192,7 @@ def settle(
       executed: from execute.
       state: donated by the caller.
       lanes: slot of each lane, -1 for padding.
-      mask_bits: allowed-token bits per row of logits (a grammar's); None = all allowed.
+      masks: what grammars allow, and where they end; None = no request of this engine has one.
     """
     slots, cache, nodes = state.slots, state.cache, round_.nodes
     rows = rows_of(lanes)
@@ -199,11 +200,21 @@ def settle(
     live = (lanes >= 0) & slots.live[rows]
     emits = live & (context_lengths + nodes.certain_lengths == text_lengths)
 
+    mask_bits = None if masks is None else jnp.asarray(masks.allowed)
     verdict = first_decides(judge(method, round_, executed, state, lanes, mask_bits))
+    completing = None if masks is None else completing_tokens(masks, nodes, verdict)
     broken = emits & (verdict.bonus < 0)
+    if completing is not None:
+        broken = broken & ~jnp.any(completing, axis=1)
     block = emitted_block(round_.proposal, verdict)
     block_lengths = jnp.where(emits & ~broken, verdict.accept_length + 1, 0)
-    emitted, finish = cut(block, block_lengths, slots.table.stop_ids[rows], slots.limits[rows] - text_lengths)
+    emitted, finish = cut(
+        block,
+        block_lengths,
+        slots.table.stop_ids[rows],
+        slots.limits[rows] - text_lengths,
+        completing,
+    )
     finish = jnp.where(broken, Finish.BROKEN, finish)
 
     commits = nodes.certain_lengths + jnp.where(emits, emitted - 1, 0)
@@ -320,6 +331,14 @@ def emitted_block(proposal: Proposal, verdict: Verdict) -> Int[Array, "lanes blo
     following = jnp.concatenate([verdict.path[:, 1:], jnp.full_like(verdict.path[:, :1], -1)], axis=1)
     accepted = jnp.take_along_axis(proposal.tokens, jnp.clip(following - 1, 0, drafts - 1), axis=1)
     return jnp.where(index < accept_length, accepted, block)
+
+
+def completing_tokens(masks: Masks, nodes: Nodes, verdict: Verdict) -> Bool[Array, "lanes block"]:
+    """Whether each emitted token completes its request's grammar. Of the bonus, which is no node, the host knows."""
+    following = jnp.concatenate([verdict.path[:, 1:], jnp.full_like(verdict.path[:, :1], -1)], axis=1)
+    rows = row_offsets(nodes)[:-1, None] + jnp.maximum(following, 0)
+    complete = jnp.asarray(masks.complete)
+    return complete[jnp.minimum(rows, complete.shape[0] - 1)] & (following >= 0)
 
 
 def append(

@@ -11,6 +11,8 @@ from jax.typing import DTypeLike
 
 from jspec.buckets import Ladder
 from jspec.decode import Method, Models, State
+from jspec.grammar.overlap import GrammarOverlap, resolve_overlap
+from jspec.grammar.support import grammars_for
 from jspec.intake import Intake
 from jspec.pages import PagePool
 from jspec.prefix_cache import PrefixCache
@@ -58,6 +60,8 @@ class Engine:
         costs: RoundCosts | None = None,
         typical: Sequence[float] | None = None,
         prefix_cache: bool | None = None,
+        grammar: bool | None = None,
+        grammar_overlap: GrammarOverlap | None = None,
         overlap: bool = True,
         seed: int = 0,
     ):
@@ -81,6 +85,10 @@ class Engine:
           prefix_cache: whether requests share the pages of texts that begin alike. None = if that costs nothing:
             where layers have a window, True lets them keep the whole context, as a ring of pages cannot be
             shared. See `prefix_cache` and `jspec.prefix_cache`.
+          grammar: whether requests may have a grammar. None = if llguidance is installed and the tokenizer's tokens
+            spell bytes.
+          grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`. None = as much of it as
+            there is while the device runs. The tokens are the same.
           overlap: whether sessions launch a round before they have read the one before it; see `Session`. It pays
             even where host and device share cores: on 2 of them rounds of SmolLM2-135M took 0 to 14% less time.
           seed: of the requests that set none.
@@ -125,6 +133,13 @@ class Engine:
                 "them keep the whole context",
                 target.identity,
             )
+        self._grammars, why_no_grammars = grammars_for(
+            tokenizer,
+            vocab_size=target.vocab_size,
+            eos_ids=self.eos_ids,
+            simulated=drafter.simulated,
+            wanted=grammar,
+        )
         self._intake = Intake(
             vocab_size=target.vocab_size,
             tokenizer=tokenizer,
@@ -133,6 +148,8 @@ class Engine:
             max_log_probs=method.max_log_probs,
             max_stop_ids=max_stop_ids,
             pool=self._pool,
+            grammars=self._grammars,
+            why_no_grammars=why_no_grammars,
             gives_confidence=lambda: self._gives_confidence or not drafter.draft_length,
         )
         self._runner = Runner(
@@ -145,8 +162,11 @@ class Engine:
             eos_ids=self.eos_ids,
             cache_dtype=cache_dtype,
             seed=seed,
+            masks=self._grammars is not None,
         )
         self.overlap = overlap
+        resolve_overlap(grammar_overlap, None, overlap=self.overlap)
+        self.grammar_overlap: GrammarOverlap | None = grammar_overlap
         self.costs, self._scheduler = costs, None
         if costs is not None:
             self._check_schedule()
@@ -168,6 +188,11 @@ class Engine:
     def prefix_cache(self) -> bool:
         """Whether requests share the pages of texts that begin alike. False by itself where layers have a window."""
         return self._prefixes.enabled
+
+    @property
+    def grammar(self) -> bool:
+        """Whether requests may have a grammar."""
+        return self._grammars is not None
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache: what comes next is executed whole, as in a new engine."""
@@ -288,6 +313,7 @@ class Engine:
         *,
         timings: Timings | None = None,
         observer: Observer | None = None,
+        grammar_overlap: GrammarOverlap | None = None,
         overlap: bool | None = None,
     ) -> Session:
         """Requests that can be added while others run, and a step at a time; see `Session`.
@@ -295,14 +321,17 @@ class Engine:
         Args:
           timings: filled if given, without overlap; see `Timings`.
           observer: called after every round.
+          grammar_overlap: when the host does a grammar's work; None = the engine's choice.
           overlap: None = the engine's choice.
         """
+        overlap = self.overlap if overlap is None else overlap
         return Session(
             runner=self._runner,
             intake=self._intake,
             ladder=self.ladder,
             scheduler=self._scheduler,
-            overlap=self.overlap if overlap is None else overlap,
+            overlap=overlap,
+            grammar_overlap=resolve_overlap(grammar_overlap, self.grammar_overlap, overlap=overlap),
             timings=timings,
             observer=observer,
         )
@@ -328,7 +357,11 @@ class Engine:
             for drafts in range(count * self.ladder.draft_length + 1):
                 buckets.add(self.ladder.decode(count, [drafts]))
         for bucket in sorted(buckets):
-            self._runner.launch(bucket, []).read()
+            launched = self._runner.launch(bucket, [])
+            self._runner.settle(launched, [])
+            launched.read()
+        if self._grammars is not None:
+            self._grammars.prepare()
         self.generate([[0]], Settings(max_tokens=1, seed=0))  # the programs that admit and halt
 
     @property

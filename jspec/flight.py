@@ -32,6 +32,11 @@ class Flight:
         return False
 
     @property
+    def constrained(self) -> bool:
+        """Whether a request in it has a grammar."""
+        return any(request is not None and request.constraint is not None for request in self.requests)
+
+    @property
     def budget(self) -> float:
         """Each request's part of the draft tokens that a schedule has given room to; 0 without one."""
         if self.decision is None or not self.bucket.budget:

@@ -17,6 +17,7 @@ from jspec.drafters.plain import plain
 from jspec.drafters.protocol import Drafter
 from jspec.drafters.tree_shape import TreeShape
 from jspec.engine import Engine
+from jspec.grammar.overlap import GrammarOverlap
 from jspec.schedule.calibration_file import Calibration
 from jspec.schedule.costs import RoundCosts
 from jspec.schedule.resolve import dtype_name, resolve_schedule
@@ -44,6 +45,8 @@ def load(
     calibration: str | Path | Calibration | None = None,
     max_log_probs: int = 20,
     prefix_cache: bool | None = None,
+    grammar: bool | None = None,
+    grammar_overlap: GrammarOverlap | None = None,
     overlap: bool = True,
     mesh: jax.sharding.Mesh | None = None,
     replicate_drafter: bool = False,
@@ -72,6 +75,8 @@ def load(
       max_log_probs: most alternatives a request may ask for.
       prefix_cache: whether requests share the pages of texts that begin alike, which are then not executed
         again. None = yes, but for targets with window layers: True lets these keep the whole context.
+      grammar: whether requests may have a grammar; None = if llguidance is installed.
+      grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`.
       overlap: whether a round is launched before the one before it is read; see `jspec.session.Session`.
       mesh: devices to shard over; None = the default device.
       replicate_drafter: every device of the mesh gets the whole drafter and runs it without collectives, instead of
@@ -129,6 +134,8 @@ def load(
         costs=plan.costs,
         typical=plan.typical,
         prefix_cache=prefix_cache,
+        grammar=grammar,
+        grammar_overlap=grammar_overlap,
         overlap=overlap,
         seed=seed,
     )
@@ -182,6 +189,8 @@ def with_drafter(
         costs=plan.costs,
         typical=plan.typical,
         prefix_cache=engine.prefix_cache,
+        grammar=None if engine.grammar else False,
+        grammar_overlap=engine.grammar_overlap,
         overlap=engine.overlap,
     )
 

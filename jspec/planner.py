@@ -5,6 +5,7 @@ from typing import Any
 
 from jspec.buckets import Bucket, Ladder
 from jspec.flight import Flight
+from jspec.grammar.overlap import GrammarOverlap
 from jspec.request import Request
 from jspec.runner import Runner
 from jspec.schedule.scheduler import Decision, Lanes, Scheduler
@@ -23,11 +24,17 @@ class Planner:
     """
 
     def __init__(
-        self, *, runner: Runner, ladder: Ladder, scheduler: Scheduler | None, timings: Timings | None
+        self,
+        *,
+        runner: Runner,
+        ladder: Ladder,
+        scheduler: Scheduler | None,
+        timings: Timings | None,
+        grammar_overlap: GrammarOverlap,
     ):
         """See `jspec.session.Session`."""
         self._runner, self._ladder = runner, ladder
-        self._scheduler, self._timings = scheduler, timings
+        self._scheduler, self._timings, self._grammar_overlap = scheduler, timings, grammar_overlap
 
     def launch(
         self, running: Collection[Request], *, bucket: Bucket | None = None, prompt_waits: bool = False
@@ -41,6 +48,11 @@ class Planner:
         """
         going = sorted((r for r in running if r.least_known < r.limit), key=lambda r: r.slot)
         prompt = min((r for r in going if r.remaining > 0), key=rank, default=None)
+        if self._grammar_overlap != "one" and any(
+            request.constraint is not None and request.executing
+            for request in (going if prompt is None else [prompt])
+        ):
+            return None
         if prompt is not None:
             return self._given(self._ladder.prefill(prompt.remaining), [prompt])
         if not going or (prompt_waits and any(request.prefilling for request in running)):
@@ -82,7 +94,8 @@ class Planner:
         return drafts if is_tree and room else min(drafts, room)
 
     def _given(self, bucket: Bucket, going: Sequence[Request], decision: Decision | None = None) -> Flight:
-        launched = self._runner.launch(bucket, going, self._timings)
+        masks_first = self._grammar_overlap == "none"
+        launched = self._runner.launch(bucket, going, self._timings, masks_first=masks_first)
         for request, certain in zip(going, launched.certain, strict=True):
             request.executing += certain
         return Flight(bucket=bucket, requests=list(going), launched=launched, decision=decision)

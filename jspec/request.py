@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from jspec.grammar.constraint import Constraint
 from jspec.prefix_cache import Lease
 from jspec.results import Counters, Result, TokenLogProb
 from jspec.settings import Settings
@@ -17,6 +18,7 @@ class Request:
     settings: Settings
     limit: int  # text length at which it ends
     output: Output
+    constraint: Constraint | None = None  # its grammar; it has taken in exactly `token_ids`
     slot: int = -1
     priority: int = 0  # greater ones are admitted first
     client: str | None = None  # whose it is
@@ -67,6 +69,11 @@ class Request:
         """Tokens of the text once the round in flight has been read, if it does not end there: one more at least
         if that round executes the last known token."""
         return self.known + (self.executing > 0 and self.committed + self.executing == self.known)
+
+    @property
+    def grammar_failed(self) -> bool:
+        """Whether its grammar came to a place where it cannot go on."""
+        return self.constraint is not None and self.constraint.failure is not None
 
     @property
     def remaining(self) -> int:

@@ -8,6 +8,7 @@ from jspec.buckets import Bucket, Ladder
 from jspec.cut import Finish
 from jspec.decode import Report, Round
 from jspec.flight import Flight
+from jspec.grammar.overlap import GrammarOverlap
 from jspec.intake import Intake
 from jspec.planner import Planner
 from jspec.prompts import Prompt
@@ -50,12 +51,19 @@ class Session:
         ladder: Ladder,
         scheduler: Scheduler | None,
         overlap: bool,
+        grammar_overlap: GrammarOverlap,
         timings: Timings | None = None,
         observer: Observer | None = None,
     ):
         """See `jspec.engine.Engine.session`."""
         self._runner, self._intake, self._scheduled = runner, intake, scheduler is not None
-        self._planner = Planner(runner=runner, ladder=ladder, scheduler=scheduler, timings=timings)
+        self._planner = Planner(
+            runner=runner,
+            ladder=ladder,
+            scheduler=scheduler,
+            timings=timings,
+            grammar_overlap=grammar_overlap,
+        )
         self._observer = observer
         self._most_flights = 2 if overlap and timings is None else 1
         self._flights: collections.deque[Flight] = collections.deque()  # launched and not read, oldest first
@@ -194,6 +202,13 @@ class Session:
             if flight is None:
                 break
             self._flights.append(flight)
+            if flight.constrained and len(self._flights) > 1:
+                # Its grammars have to be moved on by the round before it, before its masks can be filled.
+                pieces = self._land(self._flights.popleft())
+                if not flight.void:
+                    self._runner.settle(flight.launched, flight.requests)
+                return pieces
+            self._runner.settle(flight.launched, flight.requests)
         return self._land(self._flights.popleft())
 
     def _admit(self) -> None:
@@ -275,7 +290,7 @@ class Session:
                 continue
             request.executing -= launched.certain[lane]
             piece = self._take(request, lane, report, flight)
-            if report.finish[lane] == Finish.BROKEN:
+            if report.finish[lane] == Finish.BROKEN and not request.grammar_failed:
                 self._runner.distrust(request)
             else:
                 self._runner.publish(request)
@@ -309,10 +324,15 @@ class Session:
         ids = [int(t) for t in report.tokens[lane, :emitted]]
         drafted = [i < accepted for i in range(emitted)]
         finish = Finish(int(report.finish[lane]))
-        if finish is Finish.BROKEN:
+        if request.grammar_failed:
+            request.finish_reason = f"error: {request.constraint.failure}"  # type: ignore[union-attr]
+        elif finish is Finish.BROKEN:
             request.finish_reason = "error: the target's logits are NaN, or its settings allow no token"
         elif finish is not Finish.RUNNING:
             request.finish_reason = finish.name.lower()
+        if request.constraint is not None and (last := request.constraint.advance(ids)) is not None:
+            ids, drafted = ids[: last + 1], drafted[: last + 1]
+            request.finish_reason = "stop"
         text, stopped_at = request.output.push(ids, last=request.finish_reason is not None)
         if stopped_at is not None:
             ids, drafted = ids[: stopped_at + 1], drafted[: stopped_at + 1]

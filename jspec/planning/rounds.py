@@ -105,7 +105,7 @@ class DescribedEngine:
             return execute(method, bucket, models, nodes, cache, lanes)
 
         def settled(state: State, models: Models, round_: Any, executed: Any, lanes: Any) -> Any:
-            return settle(method, bucket, models, round_, executed, state, lanes)
+            return settle(method, bucket, models, round_, executed, state, lanes, None)
 
         if kind == "propose":
             return proposed, (models, state, lanes, lanes, budget), ()

@@ -214,6 +214,7 @@ def info(service: Service) -> dict[str, Any]:
         "max_slots": engine.max_slots,
         "page_size": engine.page_size,
         "prefix_cache": engine.prefix_cache,
+        "grammar": engine.grammar,
         "num_pages": list(engine.num_pages),
         "overlap": engine.overlap,
         "free_pages": list(engine.free_pages),

@@ -18,7 +18,7 @@ from jspec.session import Session
 from jspec.timings import Timings
 from jspec_serve.calls import Call, Times, Update
 from jspec_serve.metrics import Metrics
-from jspec_serve.problem import Problem, engine_failed, shutting_down
+from jspec_serve.problem import Problem, engine_failed, grammar_failed, shutting_down
 
 log = logging.getLogger(__name__)
 
@@ -228,6 +228,8 @@ class EngineThread:
         self._mean_seconds += NEWEST * (now - request.started - self._mean_seconds)
         if result.finish_reason.startswith("error"):
             self.metrics.ended("error")
+            if request.grammar_failed:
+                return grammar_failed(result.finish_reason)
             return engine_failed(result.finish_reason)
         self.metrics.ended(result.finish_reason)
         self.metrics.request(result, times)

@@ -124,7 +124,13 @@ class Service:
         try:
             requests = self.engine.prepare(listed, settings)
         except ValueError as problem:
-            raise refused(problem, prompt=prompt, prompts=len(prompts), choices=body.choices) from problem
+            raise refused(
+                problem,
+                prompt=prompt,
+                prompts=len(prompts),
+                choices=body.choices,
+                fields=body.form_fields,
+            ) from problem
         return Prepared(requests=tuple(requests), choices=body.choices, priority=body.priority or 0)
 
     def _answer_tokens(

@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+from contract.chi_square import z_score
 from contract.engines import DRAFTERS, TABLE, VOCABULARY, engine, shared
 
 from jspec.settings import Settings
@@ -57,23 +58,6 @@ def joint(settings: Settings) -> dict[tuple[int, ...], float]:
         if probability > 0:
             law[tokens] = probability
     return law
-
-
-def z_score(counts: dict[tuple[int, ...], int], law: dict[tuple[int, ...], float], total: int) -> float:
-    """Chi-square over cells of at least 5 expected counts (the rest pooled), as a z-score."""
-    assert set(counts) <= set(law), "a token that the target cannot emit"
-    statistic, cells, rest_seen, rest_expected = 0.0, 0, 0, 0.0
-    for tokens, probability in law.items():
-        seen, expected = counts.get(tokens, 0), probability * total
-        if expected < 5:
-            rest_seen, rest_expected = rest_seen + seen, rest_expected + expected
-            continue
-        statistic += (seen - expected) ** 2 / expected
-        cells += 1
-    if rest_expected > 5:
-        statistic += (rest_seen - rest_expected) ** 2 / rest_expected
-        cells += 1
-    return (statistic - (cells - 1)) / np.sqrt(2 * (cells - 1))
 
 
 def sampled_counts(decoder, settings: Settings) -> dict[tuple[int, ...], int]:

@@ -93,7 +93,7 @@ def test_a_lane_is_inert_only_if_its_end_could_not_be_foreseen():
 def test_the_next_round_is_launched_before_the_one_before_it_is_read(overlap, monkeypatch):
     used, events = shared("plain"), []
     launch, read = Runner.launch, Launched.read
-    monkeypatch.setattr(Runner, "launch", lambda *args: events.append("launch") or launch(*args))
+    monkeypatch.setattr(Runner, "launch", lambda *a, **k: events.append("launch") or launch(*a, **k))
     monkeypatch.setattr(Launched, "read", lambda self: events.append("read") or read(self))
     used.forget_prefixes()
     with used.session(overlap=overlap) as session:

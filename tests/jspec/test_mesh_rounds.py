@@ -105,7 +105,7 @@ def rounds(mesh, second_confidence=None, second_table=None):
     for _ in range(3):
         proposed = runner.programs.propose(bucket, engine.models, runner.state, lanes, np.ones(2, np.int32), 3)
         executed = runner.programs.execute(bucket, engine.models, proposed.nodes, runner.state.cache, lanes)
-        runner.state, report = runner.programs.settle(bucket, engine.models, proposed, executed, runner.state, lanes)
+        runner.state, report = runner.programs.settle(bucket, engine.models, proposed, executed, runner.state, lanes, None)
         proposal, text = proposed.proposal, runner.state.slots.text
         decided = (proposed.verify_lengths, proposal.tokens, report.accepted, report.tokens, text.tokens)
         out += [[np.asarray(shard.data) for shard in array.addressable_shards] for array in decided]

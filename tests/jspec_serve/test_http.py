@@ -160,7 +160,7 @@ def test_chunks_can_tell_where_tokens_came_from(client):
     ("body", "param", "said"),
     [
         ({"colour": 1}, "colour", "unknown field"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "not served yet"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "works on words"),
         ({"functions": []}, "functions", "not supported: it is deprecated; use tools"),
         ({"temperature": "1"}, "temperature", "valid number, got '1'"),
         ({"temperature": 2.5}, "temperature", "less than or equal to 2"),

@@ -6,8 +6,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from jspec.grammar.grammar import Grammar
 from jspec_serve.api.answer import ChoicesAnswer
 from jspec_serve.api.fields import GenerationRequest, StopString, TokenId, refused
+from jspec_serve.api.forms import grammar_of
 from jspec_serve.api.speculation_details import spec_details
 from jspec_serve.api.token_text import CompletionLogProbs
 from jspec_serve.calls import Update
@@ -41,6 +43,11 @@ class CompletionRequest(GenerationRequest):
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
+
+    @property
+    def form(self) -> Grammar | None:
+        """See `SamplingRequest`."""
+        return grammar_of(None, self.grammar)
 
     @property
     def tokens_asked(self) -> tuple[str, int | None]:

@@ -3,11 +3,13 @@
 import abc
 import dataclasses
 import re
+import types
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from jspec.grammar.grammar import Grammar
 from jspec.settings import Settings
 from jspec_serve.problem import Problem
 
@@ -66,6 +68,32 @@ class Speculation(Strict):
     ] = 0.0
 
 
+class TagField(Strict):
+    """A stretch of free text that has a form; see `jspec.StructuralTag`."""
+
+    begin: Annotated[str, Field(min_length=1)]
+    json_schema: dict[str, Any] | None = None
+    lark: str | None = None
+    end: str | None = None
+    trigger: Annotated[str, Field(min_length=1)] | None = None
+
+
+class GrammarField(Strict):
+    """The form of the answer: exactly one of all but `after`; see `jspec.Grammar`."""
+
+    json_schema: dict[str, Any] | None = None
+    json_object: Literal[True] | None = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    lark: Annotated[str, Field(min_length=1)] | None = None
+    ebnf: Annotated[str, Field(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    structural_tags: Annotated[list[TagField], Field(min_length=1)] | None = None
+    after: (
+        Annotated[str, Field(min_length=1, description='Text behind which it begins, such as "</think>".')]
+        | None
+    ) = None
+
+
 class SamplingRequest(Strict):
     """How to sample; null is the same as leaving a field out."""
 
@@ -88,6 +116,7 @@ class SamplingRequest(Strict):
     stop_token_ids: list[TokenId] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
     speculation: Literal["on", "off"] | Speculation | None = None
+    grammar: GrammarField | None = None
     priority: (
         Annotated[
             int, Field(ge=-100, le=100, description="Greater ones go first, and may interrupt lesser ones.")
@@ -104,6 +133,16 @@ class SamplingRequest(Strict):
     @abc.abstractmethod
     def tokens_asked(self) -> tuple[str, int | None]:
         """The field that limits the answer, and its value."""
+
+    @property
+    @abc.abstractmethod
+    def form(self) -> Grammar | None:
+        """What the answer must look like; raises Problem for what is no grammar."""
+
+    @property
+    def form_fields(self) -> Mapping[str, str]:
+        """Where the form came from, by the names that the engine has for it."""
+        return {}
 
     def check_stream(self) -> None:
         """Raises Problem for options of a stream that is none."""
@@ -138,6 +177,7 @@ class SamplingRequest(Strict):
             "stop_token_ids": self.stop_token_ids,
             "allowed_token_ids": self.allowed_token_ids,
             "seed": self.seed,
+            "grammar": self.form,
         }
         if self.logit_bias is not None:
             given["logit_bias"] = {int(id_): bias for id_, bias in self.logit_bias.items()}
@@ -153,7 +193,7 @@ class SamplingRequest(Strict):
                 **with_values,
             )
         except ValueError as problem:
-            raise refused(problem) from problem
+            raise refused(problem, fields=self.form_fields) from problem
 
 
 class GenerationRequest(SamplingRequest):
@@ -193,7 +233,14 @@ class GenerationRequest(SamplingRequest):
             )
 
 
-def refused(problem: ValueError, *, prompt: str = "prompt", prompts: int = 1, choices: int = 1) -> Problem:
+def refused(
+    problem: ValueError,
+    *,
+    prompt: str = "prompt",
+    prompts: int = 1,
+    choices: int = 1,
+    fields: Mapping[str, str] = types.MappingProxyType({}),
+) -> Problem:
     """A refusal of the engine as a reply that names the request's field.
 
     Args:
@@ -201,10 +248,11 @@ def refused(problem: ValueError, *, prompt: str = "prompt", prompts: int = 1, ch
       prompt: the field that the prompts came in.
       prompts: how many there are.
       choices: answers for each prompt; the engine was given it as often.
+      fields: that settings came in, where that is not their own name.
     """
     name, _, rest = str(problem).partition(": expected")
     field = name.rpartition("].")[2] if name.startswith("settings[") else name
-    field = FIELD_OF_SETTING.get(field, field)
+    field = fields.get(field) or FIELD_OF_SETTING.get(field, field)
     if found := re.fullmatch(r"prompts\[(\d+)\](.*)", field):
         number = f"[{int(found[1]) // choices}]" if prompts > 1 else ""
         field = f"{prompt}{number}{found[2]}"

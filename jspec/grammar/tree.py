@@ -29,18 +29,22 @@ def fill_allowed(
     tokens: Sequence[int],
     parents: Sequence[int] | None,
     rows: Int[np.ndarray, "nodes words"],
-) -> None:
+) -> list[int]:
     """Writes what may follow each node, walking the tree depth first.
 
     Only nodes that the grammar can reach are written. Others keep what `rows` holds, and so do nodes
     behind which the grammar is complete: the token that leads there ends the request, or is masked at its
-    parent and can never be accepted.
+    parent and can never be accepted. They are no rows of zeros: every verifier may look at them, and wants
+    distributions.
 
     Args:
       matcher: after the anchor; on return it is there again, also after an exception.
       tokens: draft tokens that are verified, in node order.
       parents: node number of each one's parent; None = a chain.
       rows: one for the anchor, then one per draft token; the caller fills it with ones before.
+
+    Returns:
+      Nodes that the grammar reaches and where it is complete.
 
     Raises:
       ValueError: fewer rows than nodes, or a parent that does not come before its child.
@@ -58,9 +62,12 @@ def fill_allowed(
             )
         children[parent].append(draft + 1)
 
+    complete = []
+
     def visit(node: int) -> None:
         allowed = matcher.allowed()
         if allowed is None:
+            complete.append(node)
             return
         rows[node] = allowed
         for child in children[node]:
@@ -74,3 +81,4 @@ def fill_allowed(
                 matcher.rollback(1)
 
     visit(0)
+    return complete
