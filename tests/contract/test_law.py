@@ -99,9 +99,23 @@ CASES = [
     or (d == "tree" and s == "penalties")
     or d not in ("cut1", "cut2", "anti", "dflash2", "dspark", "fork", "tree", "eagle3", "eagle3-tree")
 ] + [("domino", "temperature")]
+# Every kind of q and every setting is in `make test` once.
+QUICK = {
+    ("plain", "temperature"),
+    ("ngram", "filters"),
+    ("cut2", "temperature"),
+    ("oracle", "bias"),
+    ("dense", "temperature"),
+    ("dense", "penalties"),
+    ("sparse", "filters"),
+    ("varying", "bias"),
+}
 
 
-@pytest.mark.parametrize(("drafter", "name"), CASES)
+@pytest.mark.parametrize(
+    ("drafter", "name"),
+    [case if case in QUICK else pytest.param(*case, marks=pytest.mark.extended) for case in CASES],
+)
 def test_joint_law_of_three_tokens(drafter, name):
     settings = SETTINGS[name]
     counts = sampled_counts(wide(drafter), settings)
