@@ -122,7 +122,9 @@ def test_joint_law_of_three_tokens(drafter, name):
     assert abs(z_score(counts, joint(settings), REQUESTS)) < 4
 
 
-@pytest.mark.parametrize("drafter", ["dense", "oracle", "dflash2", "dspark"])
+@pytest.mark.parametrize(
+    "drafter", ["dense", pytest.param("oracle", marks=pytest.mark.extended), "dflash2", "dspark"]
+)
 def test_joint_law_under_block_verification(drafter):
     counts = sampled_counts(wide(drafter, block_verification=True), SETTINGS["temperature"])
     assert abs(z_score(counts, joint(SETTINGS["temperature"]), REQUESTS)) < 4
@@ -139,6 +141,7 @@ def test_the_test_sees_a_q_that_tokens_were_not_drawn_from():
     assert z_score(counts, joint(SETTINGS["temperature"]), REQUESTS) > 4
 
 
+@pytest.mark.extended
 def test_greedy_and_seeded_requests_beside_sampled_ones_change_nothing():
     sampled, greedy = SETTINGS["temperature"], Settings(max_tokens=TOKENS)
     seeded = Settings(max_tokens=TOKENS, temperature=1.0, seed=9)

@@ -51,9 +51,7 @@ def without_inert(results):
 @pytest.mark.parametrize(
     "drafter",
     [
-        name
-        if name in ("plain", "ngram", "cut2", "dense")
-        else pytest.param(name, marks=pytest.mark.extended)
+        name if name in ("ngram", "dense") else pytest.param(name, marks=pytest.mark.extended)
         for name in DRAFTERS
     ],
 )
@@ -168,7 +166,11 @@ def test_nothing_is_left_in_flight_when_all_have_gone():
 
 
 @pytest.mark.parametrize(
-    "settings", [Settings(max_tokens=9), Settings(max_tokens=9, temperature=1.0, seed=3)]
+    "settings",
+    [
+        pytest.param(Settings(max_tokens=9), marks=pytest.mark.extended),
+        Settings(max_tokens=9, temperature=1.0, seed=3),
+    ],
 )
 def test_preempted_request_goes_on_as_if_the_round_in_flight_had_not_been(settings):
     used = decoder_engine("ngram")
