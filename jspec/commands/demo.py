@@ -20,8 +20,6 @@ from jspec.settings import Settings
 from jspec.timings import Timings
 
 PROMPTS = (PROMPTS_BY_TASK["chat"][0], PROMPTS_BY_TASK["rewrite"][2], PROMPTS_BY_TASK["code"][1])
-QUESTIONS = PROMPTS_BY_TASK["chat"][1:]
-CHAT_DRAFTS = 2  # few tokens of free text are accepted
 
 
 def demo(
@@ -30,10 +28,6 @@ def demo(
     calls: Annotated[
         str | None,
         typer.Option(help="Folder of a drafter for JSON function calls; decodes some with it, too."),
-    ] = None,
-    chat: Annotated[
-        str | None,
-        typer.Option(help="Folder of a drafter for general chat; decodes some with it, too."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens per answer.")] = 128,
     compilation_cache: CompilationCache = DEFAULT_CACHE,
@@ -52,17 +46,12 @@ def demo(
         engines = {"plain": plain, drafter: with_drafter(plain, drafter)}
     chats = [asked(prompt) for prompt in PROMPTS]
     same = section(console, engines, chats, settings)
-    for name, folder, drafts, some in (
-        ("JSON function calls", calls, None, CALLS),
-        ("General chat", chat, CHAT_DRAFTS, tuple(map(asked, QUESTIONS))),
-    ):
-        if folder is None:
-            continue
-        with console.status(f"loading the drafter for {name}"):
-            trained = with_drafter(plain, folder, draft_length=drafts)
+    if calls is not None:
+        with console.status("loading the drafter for function calls"):
+            engines["trained"] = with_drafter(plain, calls)
         console.print()
-        console.rule(f"[bold]{name}, with a drafter trained for that")
-        same = section(console, engines | {"trained": trained}, some, settings) and same
+        console.rule("[bold]JSON function calls, with a drafter trained for them")
+        same = section(console, engines, CALLS, settings) and same
     console.print(
         Rich(
             "One pass each: speeds differ by some percent from pass to pass, and by more on a busy machine. "

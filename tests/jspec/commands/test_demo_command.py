@@ -8,18 +8,16 @@ from jspec.cli import main
 from jspec.commands import demo as command
 
 
-def test_demo_shows_whole_prompts_and_runs_trained_drafters_on_what_they_learned(monkeypatch, capsys):
-    """The trained drafters are drafters by name: on a table of words a folder can hold none."""
+def test_demo_shows_whole_prompts_and_runs_a_trained_drafter_on_what_it_learned(monkeypatch, capsys):
+    """The trained drafter is one by name: on a table of words a folder can hold none."""
     monkeypatch.setattr(command, "load", lambda *_, **__: engine("plain", tokenizer=words_tokenizer()))
     monkeypatch.setattr(command, "PROMPTS", ("one two\n\n[bold]three", "four"))
-    monkeypatch.setattr(command, "QUESTIONS", ("one",))
     monkeypatch.setattr(command, "CALLS", (command.asked("three four"),))
     with pytest.raises(SystemExit) as exit_:
-        main(["demo", "--max-tokens", "12", "--calls", "plain", "--chat", "ngram"])
+        main(["demo", "--max-tokens", "12", "--calls", "ngram"])
     shown = capsys.readouterr().out
     assert not exit_.value.code
     assert shown.count("> one two\n> \n> [bold]three\n") == 2
-    assert shown.count("tokens identical: yes") == 3
-    calls, chat = shown.index("JSON function calls, with"), shown.index("General chat, with")
-    assert calls < shown.index("> three four") < chat < shown.index("> one\n")
+    assert shown.count("tokens identical: yes") == 2
+    assert shown.index("JSON function calls, with") < shown.index("> three four")
     assert "jspec bench interleaves repeats" in " ".join(shown.split())
