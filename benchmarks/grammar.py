@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from jspec.bench.calls import CALLS
-from jspec.bench.prompts import PROMPTS
+from jspec.bench.prompts import chats_by_task
 from jspec.engine import Engine
 from jspec.grammar.grammar import Grammar
 from jspec.grammar.overlap import MODES, GrammarOverlap
@@ -80,8 +80,7 @@ def run(engine: Engine, mode: GrammarOverlap, prompts: Sequence[object], setting
 
 def traffic(kind: str, count: int, options: argparse.Namespace) -> tuple[list[object], list[Settings]]:
     """Prompts and settings of a run."""
-    free = [[{"role": "user", "content": text}] for text in itertools.chain(*PROMPTS.values())]
-    calls, talk = itertools.cycle(CALLS), itertools.cycle(free)
+    calls, talk = itertools.cycle(CALLS), itertools.cycle(itertools.chain(*chats_by_task().values()))
     prompts: list[object] = []
     settings = []
     for number in range(count):

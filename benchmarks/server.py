@@ -28,10 +28,11 @@ from typing import Any
 import httpx2
 from load import closed_loop
 
-from jspec.bench.prompts import PROMPTS
+from jspec.bench.prompts import PROMPTS, Chat, chats_by_task
 from jspec.engine import Engine
 from jspec.loading import load, with_drafter
 from jspec.settings import Settings
+from jspec_serve.commands.serve import warm_up
 from jspec_serve.limits import Limits
 from jspec_serve.server import DrainingServer, Listen, bound_socket
 from jspec_serve.service import Service
@@ -52,14 +53,16 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(engine: Engine) -> Iterator[tuple[Service, str]]:
+def serving(engine: Engine, *, max_waiting: int = 256) -> Iterator[tuple[Service, str]]:
     """A server before an engine, for as long as the block lasts."""
-    service = Service(engine, name=NAME, limits=Limits(max_waiting=256))
-    sock = bound_socket(Listen(port=0))
-    server = DrainingServer(service, listen=Listen(port=0))
+    service = Service(engine, name=NAME, limits=Limits(max_waiting=max_waiting))
+    listen = Listen(port=0)
+    sock = bound_socket(listen)
+    server = DrainingServer(service, listen=listen)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
     while not server.started:
+        assert thread.is_alive()
         time.sleep(0.01)
     try:
         yield service, f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -81,6 +84,7 @@ def served_loop(
         command += ["--max-tokens", str(max_tokens), "--seconds", str(settle + seconds + 2)]
         clients = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         while not service.thread.rounds:  # the other process starts
+            assert clients.poll() is None
             time.sleep(0.01)
         time.sleep(settle)
         before, began = tokens(), time.perf_counter()
@@ -102,6 +106,7 @@ async def keep_busy(url: str, concurrency: int, max_tokens: int, seconds: float)
             began, first = time.perf_counter(), None
             body = {"model": NAME, "messages": next(following), "max_tokens": max_tokens, "temperature": 0}
             async with client.stream("POST", PATH, json=body | {"stream": True}) as reply:
+                reply.raise_for_status()
                 async for _ in reply.aiter_raw():
                     first = first or time.perf_counter()
             assert first is not None
@@ -111,11 +116,10 @@ async def keep_busy(url: str, concurrency: int, max_tokens: int, seconds: float)
     async with httpx2.AsyncClient(
         base_url=url, timeout=600, limits=httpx2.Limits(max_connections=concurrency)
     ) as client:
-        tasks = [asyncio.create_task(worker(client)) for _ in range(concurrency)]
-        await asyncio.wait(tasks, timeout=seconds)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
+                for _ in range(concurrency):
+                    group.create_task(worker(client))
     return {
         "finished": len(latencies),
         "latency": statistics.median(latencies),
@@ -124,11 +128,11 @@ async def keep_busy(url: str, concurrency: int, max_tokens: int, seconds: float)
     }
 
 
-def chats() -> list[list[dict[str, str]]]:
+def chats() -> list[Chat]:
     """The built-in prompts, shuffled."""
-    texts = [text for group in PROMPTS.values() for text in group]
-    random.Random(0).shuffle(texts)
-    return [[{"role": "user", "content": text}] for text in texts]
+    found = [chat for group in chats_by_task().values() for chat in group]
+    random.Random(0).shuffle(found)
+    return found
 
 
 def first_tokens(engine: Engine, *, length: int, repeats: int) -> dict[str, Any]:
@@ -238,8 +242,7 @@ def main() -> None:
         )
     for name, engine in engines.items():
         print(f"compiling {name}", flush=True)
-        lengths = [chunk + 1 for chunk in engine.ladder.chunks]
-        engine.warm_up(prompt_lengths=lengths, lanes=max(options.concurrency, default=1))
+        warm_up(engine)
     rows = measured(engines, options.concurrency, options)
     for row in rows:
         print(

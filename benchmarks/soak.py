@@ -10,14 +10,12 @@ program has been compiled, and memory has not grown since the first fifth.
 
 import argparse
 import asyncio
-import collections
 import contextlib
 import dataclasses
 import json
 import os
 import random
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ import httpx2
 import jax
 import jax.numpy as jnp
 import tokenizers
+from server import NAME, serving
 
 from jspec.decode import Method, Models
 from jspec.drafters.ngram import ngram
@@ -36,11 +35,8 @@ from jspec.targets.decoder import DecoderTarget, decoder_leaves
 from jspec.targets.rope import Rope
 from jspec.text.tokenizer import Tokenizer
 from jspec_serve.commands.serve import warm_up
-from jspec_serve.limits import Limits
-from jspec_serve.server import DrainingServer, Listen, bound_socket
-from jspec_serve.service import Service
 
-NAME, VOCABULARY = "tiny", 48
+VOCABULARY = 48
 LEAVES = 0.2  # of the clients
 KINDS = 400  # different requests: each is decoded alone once
 ALIKE = [random.Random(0).randrange(VOCABULARY) for _ in range(24)]  # a beginning that prompts share
@@ -219,30 +215,20 @@ def main() -> None:
         solo[kind] = result.text, result.finish_reason
     engine.forget_prefixes()
     traces = sum(engine.programs.traces.values())
-    service = Service(engine, name=NAME, limits=Limits(max_waiting=4 * options.together))
-    listen = Listen(port=0)
-    sock = bound_socket(listen)
-    server = DrainingServer(service, listen=listen)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    began = time.perf_counter()
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    tally = asyncio.run(client_work(url, options.requests, options.together, solo))
-    seconds = time.perf_counter() - began
-    deadline = time.monotonic() + 30
-    while service.thread.unfinished and time.monotonic() < deadline:
-        time.sleep(0.01)
+    with serving(engine, max_waiting=4 * options.together) as (service, url):
+        began = time.perf_counter()
+        tally = asyncio.run(client_work(url, options.requests, options.together, solo))
+        seconds = time.perf_counter() - began
+        deadline = time.monotonic() + 30
+        while (unfinished := service.thread.unfinished) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        free_slots, free_pages = len(engine._runner.free_slots), engine.free_pages
 
     read = service.metrics.registry.get_sample_value
-    counts = collections.Counter(
-        {name: read(f"jspec_{name}_total") or 0 for name in ("preemptions", "reused_prompt_tokens")}
-    )
-    counts |= {
-        stage: read("jspec_draft_tokens_total", {"stage": stage}) or 0 for stage in ("verified", "accepted")
-    }
-    counts |= {"cancelled": read("jspec_requests_total", {"reason": "cancelled"}) or 0}
+    counts = {name: read(f"jspec_{name}_total") or 0 for name in ("preemptions", "reused_prompt_tokens")}
+    for stage in ("verified", "accepted"):
+        counts[stage] = read("jspec_draft_tokens_total", {"stage": stage}) or 0
+    counts["cancelled"] = read("jspec_requests_total", {"reason": "cancelled"}) or 0
     growth = (max(tally.resident[4:]) - tally.resident[4]) / 2**20 if len(tally.resident) > 5 else 0.0
     found = {
         "requests": options.requests,
@@ -250,23 +236,21 @@ def main() -> None:
         "equal_to_solo": tally.equal,
         "clients_that_left": tally.left,
         "wrong": tally.wrong[:20],
-        "unfinished": service.thread.unfinished,
-        "free_slots": f"{len(engine._runner.free_slots)} of {engine.max_slots}",
-        "free_pages": f"{engine.free_pages} of {engine.num_pages}",
+        "unfinished": unfinished,
+        "free_slots": f"{free_slots} of {engine.max_slots}",
+        "free_pages": f"{free_pages} of {engine.num_pages}",
         "programs_compiled": sum(engine.programs.traces.values()) - traces,
         "growth_mib": growth,
         **counts,
     }
-    server.should_exit = True
-    thread.join(30)
     print(json.dumps(found, indent=1))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1), "utf-8")
     failed = [
         bool(tally.wrong),
-        service.thread.unfinished > 0,
-        len(engine._runner.free_slots) != engine.max_slots,
-        engine.free_pages != engine.num_pages,
+        unfinished > 0,
+        free_slots != engine.max_slots,
+        free_pages != engine.num_pages,
         found["programs_compiled"] != 0,
         growth > options.growth,
         tally.ended != options.requests,

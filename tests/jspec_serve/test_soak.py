@@ -1,4 +1,4 @@
-"""The soak and the benchmark of the server, run for a moment: the scripts themselves work."""
+"""The soak, run for a moment: the script itself works."""
 
 import json
 import subprocess
