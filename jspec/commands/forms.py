@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jspec.grammar.grammar import Grammar
+from jspec.text.file import read_text
 
 JsonSchema = Annotated[Path | None, typer.Option(help="File with a JSON schema that the answer fits.")]
 JsonObject = Annotated[bool, typer.Option("--json-object", help="The answer is a JSON object.")]
@@ -37,7 +38,7 @@ def grammar_of(
     """
     given: dict[str, Any] = {}
     if json_schema is not None:
-        text = _read("json_schema", json_schema)
+        text = read_text("json_schema", json_schema, expected="text")
         try:
             given["json_schema"] = json.loads(text)
         except ValueError as problem:
@@ -52,7 +53,7 @@ def grammar_of(
             raise ValueError(
                 f"grammar: expected a .lark, .ebnf or .gbnf file, got {str(file)!r}; rename it by its syntax"
             )
-        given[kind] = _read("grammar", file)
+        given[kind] = read_text("grammar", file, expected="text")
     if regex is not None:
         given["regex"] = regex
     if choice:
@@ -60,13 +61,3 @@ def grammar_of(
     if not given and after is None:
         return None
     return Grammar(after=after, **given)
-
-
-def _read(option: str, path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8 text"
-        raise ValueError(
-            f"{option}: expected text, got {str(path)!r} ({reason}); check the path"
-        ) from problem
