@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from jspec.bench.prompts import PROMPTS
+from jspec.bench.prompts import PROMPTS, asked
 from jspec.engine import Engine
 from jspec.prompts import Prompt
 from jspec.results import Result, add
@@ -54,7 +54,9 @@ class Outcome:
     tokens_per_second: float  # prompts included
     ratio: float  # to plain decoding, median of the ratios of each repeat
     first_token_seconds: float  # from the request to its first token; the mean of the requests
-    decode_ratio: float | None  # of the time after the first tokens; None = there is none
+    decode_ratio: (
+        float | None
+    )  # of the time after the first tokens; None = they run together, or none follows
     mean_commit_length: float | None
     identical: bool | None  # tokens equal to plain's; None for plain itself
 
@@ -75,7 +77,7 @@ class Passage:
 
 def short_answers(engine: Engine, max_tokens: int) -> list[Case]:
     """Prompt and first token weigh most in an answer that ends soon."""
-    prompts = _chats(PROMPTS["chat"])
+    prompts = [asked(text) for text in PROMPTS["chat"]]
     return [
         Case(
             scenario="short",
@@ -95,7 +97,7 @@ def rising_load(engine: Engine, max_tokens: int) -> list[Case]:
         Case(
             scenario="load",
             name=f"{count} together",
-            prompts=_chats(list(itertools.islice(itertools.cycle(texts), max(count, 4)))),
+            prompts=[asked(text) for text in itertools.islice(itertools.cycle(texts), max(count, 4))],
             settings=Settings(max_tokens=max_tokens, ignore_eos=True),
             together=count,
         )
@@ -105,7 +107,16 @@ def rising_load(engine: Engine, max_tokens: int) -> list[Case]:
 
 
 def long_context(engine: Engine, max_tokens: int) -> list[Case]:
-    """Attention of target and drafter reads all of it."""
+    """Attention of target and drafter reads all of it; contexts that the engine has no room for are left out.
+
+    Raises:
+      ValueError: there is no room for any.
+    """
+    if CONTEXTS[0] + max_tokens > engine.max_context:
+        raise ValueError(
+            f"max_tokens: expected at most {engine.max_context - CONTEXTS[0]} behind {CONTEXTS[0]} tokens of context, "
+            f"got {max_tokens}; lower it, or leave the scenario out"
+        )
     assert engine.tokenizer is not None
     ids = engine.tokenizer.encode(" ".join(text for group in PROMPTS.values() for text in group))
     return [
@@ -128,8 +139,9 @@ def every_setting(engine: Engine, max_tokens: int) -> list[Case]:
         "temperature 1": Settings(max_tokens=max_tokens, temperature=1.0, seed=1),
         "every setting": Settings(max_tokens=max_tokens, seed=1, **EVERY_SETTING),
     }
+    prompts = [asked(text) for text in PROMPTS["rewrite"]]
     return [
-        Case(scenario="sampling", name=name, prompts=_chats(PROMPTS["rewrite"]), settings=one, together=1)
+        Case(scenario="sampling", name=name, prompts=prompts, settings=one, together=1)
         for name, one in settings.items()
     ]
 
@@ -140,10 +152,6 @@ SCENARIOS: Mapping[str, Callable[[Engine, int], list[Case]]] = {
     "context": long_context,
     "sampling": every_setting,
 }
-
-
-def _chats(texts: Sequence[str]) -> list[Prompt]:
-    return [[{"role": "user", "content": text}] for text in texts]
 
 
 def passage(engine: Engine, case: Case) -> Passage:
@@ -206,9 +214,8 @@ def _outcome(
     speeds = [one.tokens / one.seconds for one in found]
     base_speeds = [one.tokens / one.seconds for one in base]
     # Requests that run together have their prompts executed in turn, and decode only after the last of them.
-    alone = case.together == 1
-    later = [_after_first(one) for one in found] if alone else []
-    base_later = [_after_first(one) for one in base] if alone else []
+    has_later = case.together == 1 and all(one.tokens > len(one.results) for one in base)
+    later = [_after_first(a) / _after_first(b) for a, b in zip(found, base, strict=True) if has_later]
     counters = add([result.counters for result in found[0].results])
     return Outcome(
         scenario=case.scenario,
@@ -217,9 +224,7 @@ def _outcome(
         tokens_per_second=statistics.median(speeds),
         ratio=statistics.median(a / b for a, b in zip(speeds, base_speeds, strict=True)),
         first_token_seconds=statistics.median(one.first_seconds for one in found),
-        decode_ratio=statistics.median(a / b for a, b in zip(later, base_later, strict=True))
-        if alone
-        else None,
+        decode_ratio=statistics.median(later) if later else None,
         mean_commit_length=counters.mean_commit_length,
         identical=None
         if is_base

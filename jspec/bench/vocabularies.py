@@ -69,10 +69,9 @@ def vocabulary_costs(
             for name, engine in engines.items():
                 timings = Timings()
                 engine.generate([[1, 2, 3, 4]], settings, timings=timings)
-                seconds = timings.total / timings.rounds
-                if repeat and (name not in best or seconds < best[name].total / best[name].rounds):
-                    best[name] = timings  # the first one compiles
-        mine, base = (best[name].total / best[name].rounds for name in ("dspark", "plain"))
+                if repeat:  # the first one compiles
+                    best[name] = min(best.get(name, timings), timings, key=_round_seconds)
+        mine, base = (_round_seconds(best[name]) for name in ("dspark", "plain"))
         costs.append(
             VocabularyCost(
                 vocabulary=vocabulary,
@@ -83,6 +82,10 @@ def vocabulary_costs(
             )
         )
     return costs
+
+
+def _round_seconds(timings: Timings) -> float:
+    return timings.total / timings.rounds
 
 
 def _engines(vocabulary: int) -> dict[str, Engine]:

@@ -1,7 +1,7 @@
 """`jspec bench`: drafters against plain decoding, in one run."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +23,15 @@ from jspec.bench.table import (
 )
 from jspec.bench.traces import load_traces, synthetic_traces
 from jspec.bench.variants import chains
-from jspec.commands.options import DEFAULT_CACHE, Calibration, CompilationCache, Dtype, Model, Schedule
+from jspec.commands.options import (
+    DEFAULT_CACHE,
+    Calibration,
+    CompilationCache,
+    Dtype,
+    Model,
+    Schedule,
+    check_output,
+)
 from jspec.commands.scenarios import VOCABULARY, measure_scenarios, scenario_engines, scenario_names
 from jspec.drafters.simulated import simulated
 from jspec.drafters.tree_shape import parse_tree
@@ -98,10 +106,9 @@ def bench(
             "prompts": prompts,
             "scenario": scenario,
             "calibration": calibration,
+            "json": output,
         }
-        for name, value in {**given, "json": output}.items():
-            if value:
-                raise ValueError(f"{name}: expected none with --simulate, got {value}; drop one of them")
+        refuse("--simulate", given)
         show_simulation(console, traces, schedule)
         return
     if traces is not None:
@@ -114,16 +121,10 @@ def bench(
         for name, values in by_drafter("draft_length", draft_length or (), drafters).items()
     }
     if scenario:
-        for name, value in {
-            "tree": tree,
-            "task": task,
-            "prompts": prompts,
-            "temperature": temperature,
-        }.items():
-            if value:
-                raise ValueError(f"{name}: expected none with --scenario, got {value}; drop one of them")
+        given = {"tree": tree, "task": task, "prompts": prompts, "temperature": temperature}
+        refuse("--scenario", given)
         names = scenario_names(scenario)
-        check_output(output)
+        check_output("json", output)
         found = measure_scenarios(
             console,
             names,
@@ -136,7 +137,7 @@ def bench(
             console.print(f"written to {output}")
         return
     settings = Settings(max_tokens=max_tokens, temperature=temperature, seed=seed if temperature else None)
-    check_output(output)
+    check_output("json", output)
     tasks = chats_by_task(prompts)
     if prompts is None:
         tasks["calls"] = CALLS
@@ -204,12 +205,11 @@ def bench(
         console.print(f"written to {output}")
 
 
-def check_output(output: Path | None) -> None:
-    """Raises ValueError if that file cannot be written; here, before anything is measured."""
-    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
-        raise ValueError(
-            f"json: expected a file in a folder that exists, got {str(output)!r}; check the path"
-        )
+def refuse(option: str, given: Mapping[str, object]) -> None:
+    """Raises ValueError if one of these options, which would not be looked at, has been given, too."""
+    for name, value in given.items():
+        if value:
+            raise ValueError(f"{name}: expected none with {option}, got {value}; drop one of them")
 
 
 def by_drafter(option: str, values: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:

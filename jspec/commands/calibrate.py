@@ -13,7 +13,7 @@ from jspec.bench.confidences import Recorded, record
 from jspec.bench.prompts import chats_by_task
 from jspec.bench.table import NARROW
 from jspec.bench.traces import recorded_traces, save_traces
-from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype, Model
+from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype, Model, check_output
 from jspec.loading import load
 from jspec.schedule.calibration import (
     Fitted,
@@ -58,10 +58,7 @@ def calibrate(
     if fit not in FITS:
         raise ValueError(f"fit: expected one of {', '.join(FITS)}, got {fit!r}; pick one of these")
     for name, path in (("output", output), ("plot", plot), ("traces", traces)):
-        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
-            raise ValueError(
-                f"{name}: expected a file in a folder that exists, got {str(path)!r}; check the path"
-            )
+        check_output(name, path)
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("plot: expected the package matplotlib, got none; pip install 'jspec[plots]'")
     console = Console()

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,3 +39,11 @@ Overlap = Annotated[
 ]
 MaxContext = Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")]
 DEFAULT_CACHE = "~/.cache/jspec/compiled"
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Raises ValueError if that file cannot be written; for before the work, whose results it would hold."""
+    if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+        raise ValueError(
+            f"{option}: expected a file in a folder that exists, got {str(path)!r}; check the path"
+        )

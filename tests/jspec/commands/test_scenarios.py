@@ -34,6 +34,21 @@ def test_answers_are_compared_and_timed(monkeypatch):
     assert oracle.first_token_seconds > 0
 
 
+def test_one_token_has_no_decoding_after_the_first(monkeypatch):
+    monkeypatch.setattr(scenarios, "ANSWERS", (1,))
+    cases = [
+        dataclasses.replace(one, prompts=[[1, 2]]) for one in scenarios.short_answers(shared("plain"), 1)
+    ]
+    (plain,) = scenarios.run({"plain": shared("plain")}, cases, repeats=1)
+    assert (plain.ratio, plain.decode_ratio) == (1, None)
+
+
+def test_context_without_room_for_any_length_is_refused():
+    used = shared("plain")
+    with pytest.raises(ValueError, match=f"max_tokens: expected at most {used.max_context - 64} behind 64"):
+        scenarios.long_context(used, used.max_context)
+
+
 @pytest.mark.extended
 def test_every_scenario_has_plain_beside_it_and_says_where_it_pays(monkeypatch, capsys, tmp_path):
     small = engine("plain", tokenizer=words_tokenizer(), max_slots=2, prefix_cache=False)
