@@ -1,8 +1,8 @@
-"""What a grammar costs, by when the host does its work: the three modes of `jspec.grammar.overlap`, side by side.
+"""What a grammar costs, by when the host does its work: the modes of `jspec.grammar.overlap`, side by side.
 
 Traffic is JSON of one schema, or such requests and free ones by turns. All requests of a run are there at its
-start, and wait for slots. Every repeat runs all modes before the next one starts. The modes must not differ in
-tokens, nor so in what is accepted: the script ends with an error if they do.
+start, and wait for slots. Every repeat runs all modes before the next one starts. The modes must not differ
+in tokens, nor so in what is accepted: the script ends with an error if they do.
 
   python benchmarks/grammar.py --drafter train/recipes/smollm2/calls-dflash2
 """

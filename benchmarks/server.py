@@ -1,11 +1,11 @@
-"""A server beside its own engine: tokens per second, latency, and the first token of a prompt that it has seen.
+"""A server beside its own engine: tokens per second, latency, and the first token of a prompt it has seen.
 
-For each concurrency and drafter the engine decodes alone for a while, in a closed loop of its own session; then a
-server is put before the same engine, and as many clients of another process keep it busy for as long, streaming. The two
-take turns, so that a slow spell of the machine falls on both. Then a prompt of 1,000 tokens is sent again and again,
-with the prefix cache and with an emptied one.
+For each concurrency and drafter the engine decodes alone for a while, in a closed loop of its own session;
+then a server is put before the same engine, and as many clients of another process keep it busy for as long,
+streaming. The two take turns, so that a slow spell of the machine falls on both. Then a prompt of 1,000
+tokens is sent again and again, with the prefix cache and with an emptied one.
 
-  python benchmarks/server.py                                   # plain and n-gram: about 20 minutes on 2 cores
+  python benchmarks/server.py      # plain and n-gram: about 20 minutes on 2 cores
   python benchmarks/server.py --drafter FOLDER --schedule costs.json --calibration calibration.json
 """
 
@@ -136,7 +136,7 @@ def chats() -> list[Chat]:
 
 
 def first_tokens(engine: Engine, *, length: int, repeats: int) -> dict[str, Any]:
-    """Seconds to the first token of a prompt that was sent before, with the prefix cache and with an emptied one."""
+    """Seconds to the first token of a repeated prompt, with the prefix cache and with an emptied one."""
     assert engine.tokenizer is not None
     ids = engine.tokenizer.encode(" ".join(text for group in PROMPTS.values() for text in group))
     body = {"model": NAME, "max_tokens": 1, "temperature": 0}

@@ -1,9 +1,9 @@
 """Many short requests against one server of a tiny model: does anything leak, compile, or change a reply?
 
-Prompts of random lengths, of which many begin alike; every sampling setting; clients that leave before, amid and
-after their first tokens; priorities that preempt; a cache too small for all slots. Every reply that is read to its
-end must equal what the engine says when it decodes that request alone. At the end every slot and page is free, no
-program has been compiled, and memory has not grown since the first fifth.
+Prompts of random lengths, of which many begin alike; every sampling setting; clients that leave before, amid
+and after their first tokens; priorities that preempt; a cache too small for all slots. Every reply that is
+read to its end must equal what the engine says when it decodes that request alone. At the end every slot and
+page is free, no program has been compiled, and memory has not grown since the first fifth.
 
   python benchmarks/soak.py --requests 20000        # about 10 minutes on 2 cores
 """

@@ -74,24 +74,24 @@ class Engine:
           eos_ids: ids that end every request unless it ignores them.
           max_slots: requests that run together.
           max_context: tokens of prompt and answer per request; None = the model's own limit.
-          page_size: cache rows per page. The kernels for TPUs need a multiple of 128; with another size attention is
-            plain XLA there, which the log says.
+          page_size: cache rows per page. The kernels for TPUs need a multiple of 128; with another size
+            attention is plain XLA there, which the log says.
           cache_tokens: rows of the cache over all requests; None = max_slots x max_context.
           cache_dtype: of keys and values.
           chunks: prompt tokens per prefill round (besides the one that every lane has), ascending.
           max_stop_ids: EOS and stop token ids that one request may have.
           costs: of rounds by bucket, so that the schedule can choose; None = every draft token is verified.
           typical: mean survival of draft token 1, 2, ..., for the schedule's first rounds; None = unknown.
-          prefix_cache: whether requests share the pages of texts that begin alike. None = if that costs nothing:
-            where layers have a window, True lets them keep the whole context, as a ring of pages cannot be
-            shared. See `prefix_cache` and `jspec.prefix_cache`.
-          grammar: whether requests may have a grammar. None = if llguidance is installed and the tokenizer's tokens
-            spell bytes.
-          grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`. None = as much of it as
-            there is while the device runs. The tokens are the same.
-          overlap: whether sessions launch a round before they have read the one before it; see `Session`. It pays
-            even where host and device share cores: on 2 of them, beside other work, plain rounds of SmolLM2-135M took 7 to
-            24% less time, and rounds of the n-gram drafter about as long.
+          prefix_cache: whether requests share the pages of texts that begin alike. None = if that costs
+            nothing: where layers have a window, True lets them keep the whole context, as a ring of pages
+            cannot be shared. See `prefix_cache` and `jspec.prefix_cache`.
+          grammar: whether requests may have a grammar. None = if llguidance is installed and the tokenizer's
+            tokens spell bytes.
+          grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`. None = as much of
+            it as there is while the device runs. The tokens are the same.
+          overlap: whether sessions launch a round before they have read the one before it; see `Session`. It
+            pays even where host and device share cores: on 2 of them, beside other work, plain rounds of
+            SmolLM2-135M took 7 to 24% less time, and rounds of the n-gram drafter about as long.
           seed: of the requests that set none.
 
         Raises:
@@ -177,7 +177,7 @@ class Engine:
 
     @property
     def models(self) -> Models:
-        """Parameters of target and drafter; others of the same shapes may take their place between requests."""
+        """Parameters of target and drafter; others of the same shapes may replace them between requests."""
         return self._runner.models
 
     @models.setter
@@ -187,7 +187,7 @@ class Engine:
 
     @property
     def prefix_cache(self) -> bool:
-        """Whether requests share the pages of texts that begin alike. False by itself where layers have a window."""
+        """Whether requests share the pages of texts that begin alike; see the argument."""
         return self._prefixes.enabled
 
     @property

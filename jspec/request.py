@@ -61,13 +61,15 @@ class Request:
 
     @property
     def reuses(self) -> bool:
-        """Whether pages of the prefix cache will do: what is read off the prompt's hidden states needs these."""
+        """Whether pages of the prefix cache will do: what is read off a prompt's hidden states needs these."""
         return not self.settings.prompt_log_probs or len(self.prompt_log_probs) == len(self.prompt_ids) - 1
 
     @property
     def least_known(self) -> int:
-        """Tokens of the text once the round in flight has been read, if it does not end there: one more at least
-        if that round executes the last known token."""
+        """Fewest tokens of the text once the round in flight has been read, if it does not end there.
+
+        That round emits one at least if it executes the last known token.
+        """
         return self.known + (self.executing > 0 and self.committed + self.executing == self.known)
 
     @property

@@ -30,10 +30,10 @@ Observer = Callable[[Sequence[Request | None], Bucket, Round, Report], None]
 class Session:
     """One user's requests on an engine. Close it, or use it in a `with` statement, to free their slots.
 
-    With overlap, a round is launched before the one before it is read, so that the device need not wait for the
-    host. Requests end one round late then, as far as the device is concerned: a lane of the round in flight is
-    inert, and counted. What they emit, and all else that is counted, is the same; but a schedule, which shares a
-    budget among the requests of a round, may share it differently.
+    With overlap, a round is launched before the one before it is read, so that the device need not wait for
+    the host. Requests end one round late then, as far as the device is concerned: a lane of the round in
+    flight is inert, and counted. What they emit, and all else that is counted, is the same; but a schedule,
+    which shares a budget among the requests of a round, may share it differently.
 
     Example:
       with engine.session() as session:
@@ -86,10 +86,10 @@ class Session:
         Args:
           prompts: one or several.
           settings: for all of them, or one each.
-          priority: requests of a greater one are admitted first, and may have running ones of a lesser one put
-            back into the queue, though not for ever.
-          client: whose they are. Within a priority clients take turns, and the first request of a client to come
-            is the first to be admitted; see `jspec.waiting.Waiting`.
+          priority: requests of a greater one are admitted first, and may have running ones of a lesser one
+            put back into the queue, though not for ever.
+          client: whose they are. Within a priority clients take turns, and the first request of a client to
+            come is the first to be admitted; see `jspec.waiting.Waiting`.
 
         Returns:
           Their numbers, which pieces carry as `index`: 0, 1, 2, ... in the order in which they were added.
@@ -115,7 +115,7 @@ class Session:
         return [request.index for request in requests]
 
     def cancel(self, index: int) -> None:
-        """Ends the request of that number, if it has not ended, and frees its slot; it gives no more pieces."""
+        """Ends that request, if it has not ended, and frees its slot; it gives no more pieces."""
         request = self._requests[index]
         if request.finish_reason is not None:
             return
@@ -251,8 +251,8 @@ class Session:
         """Takes a running request's slot and pages, and puts it back into the queue, at its old place.
 
         It goes on later with the text that it has, which is without what the round in flight does. What the
-        prefix cache still has of it then is not executed again. A greedy request, or one with a seed, emits what
-        it would have emitted.
+        prefix cache still has of it then is not executed again. A greedy request, or one with a seed, emits
+        what it would have emitted.
 
         Raises:
           ValueError: it is not running.

@@ -12,8 +12,8 @@ PATIENCE = 64
 class Waiting:
     """Requests without a slot, in the order in which they get one.
 
-    Greater priority goes first. Within one, clients take turns by the tokens that their requests may hold, and
-    the requests of one client keep their order; so a client with many requests delays another's only
+    Greater priority goes first. Within one, clients take turns by the tokens that their requests may hold,
+    and the requests of one client keep their order; so a client with many requests delays another's only
     request by one turn. Nobody starves: a request that `PATIENCE` later ones of greater priority have
     overtaken goes before all others, and is not interrupted.
 

@@ -53,7 +53,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 @pytest.fixture(autouse=True)
 def all_optimisations(request):
-    """For tests marked `optimized`; in others XLA leaves most out, as tiny models compile for longer than they run."""
+    """For tests marked `optimized`; in others XLA leaves most out: tiny models compile longer than they run."""
     if request.node.get_closest_marker("optimized") is None:
         yield
         return
@@ -69,9 +69,8 @@ def few_memory_maps():
     maps = pathlib.Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MAPS:
         for name in ("contract.engines", "contract.reused_prefixes"):
-            if (
-                name in sys.modules
-            ):  # their engines would trace their programs again, which tests take for a fault
+            # Their engines would trace their programs again, which tests take for a fault.
+            if name in sys.modules:
                 sys.modules[name].shared.cache_clear()
         jax.clear_caches()
         gc.collect()

@@ -74,8 +74,8 @@ def chats_by_task(path: str | Path | None = None) -> dict[str, tuple[Chat, ...]]
     """The built-in prompts, or those of a JSON Lines file, as chats.
 
     Args:
-      path: of objects with "prompt" (a text) or "messages" (objects with "role" and "content"), and optionally
-        "task"; None = built-in ones.
+      path: of objects with "prompt" (a text) or "messages" (objects with "role" and "content"), and
+        optionally "task"; None = built-in ones.
 
     Raises:
       ValueError: no such file, a line that is no such object, or no line at all.

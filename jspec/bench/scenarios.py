@@ -54,9 +54,7 @@ class Outcome:
     tokens_per_second: float  # prompts included
     ratio: float  # to plain decoding, median of the ratios of each repeat
     first_token_seconds: float  # from the request to its first token; the mean of the requests
-    decode_ratio: (
-        float | None
-    )  # of the time after the first tokens; None = they run together, or none follows
+    decode_ratio: float | None  # of the time after first tokens; None = none follows, or they run together
     mean_commit_length: float | None
     identical: bool | None  # tokens equal to plain's; None for plain itself
 

@@ -40,8 +40,8 @@ def simulate(
 ) -> Outcome:
     """Decodes the traces' requests in a closed loop: when one ends, the next takes its slot, over and over.
 
-    It ends once as many tokens were emitted as all traces hold, so that slots never run empty. The schedule is the
-    one that an engine uses, its relay and lag included.
+    It ends once as many tokens were emitted as all traces hold, so that slots never run empty. The schedule
+    is the one that an engine uses, its relay and lag included.
 
     Args:
       traces: of as many draft tokens each.

@@ -12,7 +12,7 @@ def chains(
     schedule: str | None,
     calibration: str | None,
 ) -> dict[str, Engine]:
-    """Plain decoding first, then each drafter with each of its draft lengths; with a schedule, also scheduled.
+    """Plain decoding, then each drafter with each of its draft lengths; with a schedule, also scheduled.
 
     Args:
       plain: the engine without a drafter.

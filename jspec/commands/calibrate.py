@@ -128,7 +128,7 @@ def calibration_table(fitted: Fitted, outcomes: np.ndarray) -> Table:
 
 
 def reliability_plot(recorded: Recorded, outcomes: np.ndarray, fitted: Fitted, path: Path) -> None:
-    """Survival against the fraction accepted, before and after; a point per bin, its size how many fell in."""
+    """Survival against the fraction accepted, before and after; a point per bin, as large as it is full."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -54,8 +54,8 @@ DRAFTERS = {
 }
 
 
-# Drafters of single tests. "confident" is "dense" but for a schedule; Domino drafts as DSpark does but for its head
-# and its pool; the other is a fault that has to be seen.
+# Drafters of single tests. "confident" is "dense" but for a schedule; Domino drafts as DSpark does but for
+# its head and its pool; the other is a fault that has to be seen.
 OTHERS = {
     "confident": (
         Drawn(draft_length=M, sparse=False),

@@ -113,7 +113,7 @@ def tree_pages(engine: Engine) -> list[int]:
 
 
 def only_text(engine: Engine) -> tuple[int, ...]:
-    """Tokens of the prefix cache's pages, which are of one text, and the next one, which their keys hold, too."""
+    """Tokens of the prefix cache's pages, which are of one text, and the next one, which keys hold, too."""
     spelled, page = [], engine._prefixes._root
     while page.children:
         (page,) = page.children.values()

@@ -87,9 +87,9 @@ SETTINGS = {
 }
 
 
-# Drafters that propose the greedy line, right or wrong, differ in nothing that the other settings touch;
-# of the draws and q of the drafters with a network, only the temperature decides; of a tree, only its paths matter
-# to penalties. What EAGLE-3 drafts in a chain is deterministic too, and its tree is here.
+# Drafters that propose the greedy line, right or wrong, differ in nothing that the other settings touch; of
+# the draws and q of the drafters with a network, only the temperature decides; of a tree, only its paths
+# matter to penalties. What EAGLE-3 drafts in a chain is deterministic too, and its tree is here.
 CASES = [
     (d, s)
     for d in DRAFTERS

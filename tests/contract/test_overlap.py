@@ -1,4 +1,4 @@
-"""A round that is launched before the one before it is read changes nothing but when the host does its work."""
+"""Launching a round before the one before it is read changes nothing but when the host does its work."""
 
 import dataclasses
 
