@@ -315,28 +315,14 @@ class Session:
         self.close()
 
     def _take(self, request: Request, lane: int, report: Report, flight: Flight) -> Piece | None:
+        """Books one request's lane of a round; None if it has nothing to say to its caller."""
         was_prefilling = request.prefilling
-        emitted, accepted = int(report.emitted[lane]), int(report.accepted[lane])
         committed = int(report.committed[lane])
         if request.settings.prompt_log_probs and was_prefilling:
             tell_prompt(request, report.prompt_log_probs, lane, committed)
         request.committed += committed
-        ids = [int(t) for t in report.tokens[lane, :emitted]]
-        drafted = [i < accepted for i in range(emitted)]
-        finish = Finish(int(report.finish[lane]))
-        if request.grammar_failed:
-            request.finish_reason = f"error: {request.constraint.failure}"  # type: ignore[union-attr]
-        elif finish is Finish.BROKEN:
-            request.finish_reason = "error: the target's logits are NaN, or its settings allow no token"
-        elif finish is not Finish.RUNNING:
-            request.finish_reason = finish.name.lower()
-        if request.constraint is not None and (last := request.constraint.advance(ids)) is not None:
-            ids, drafted = ids[: last + 1], drafted[: last + 1]
-            request.finish_reason = "stop"
-        text, stopped_at = request.output.push(ids, last=request.finish_reason is not None)
-        if stopped_at is not None:
-            ids, drafted = ids[: stopped_at + 1], drafted[: stopped_at + 1]
-            request.finish_reason = "stop"
+        text, ids = _emitted(request, lane, report)
+        drafted = [i < int(report.accepted[lane]) for i in range(len(ids))]
         if not was_prefilling:
             # A stop string cuts the counts as a stop token does on the device: one committed node per token.
             request.count(
@@ -370,3 +356,23 @@ class Session:
             finish_reason=request.finish_reason,
             reused=request.reused,
         )
+
+
+def _emitted(request: Request, lane: int, report: Report) -> tuple[str, list[int]]:
+    """Text and tokens of a round as far as the request's end, whose reason it notes."""
+    ids = [int(t) for t in report.tokens[lane, : int(report.emitted[lane])]]
+    finish, constraint = Finish(int(report.finish[lane])), request.constraint
+    if constraint is not None and constraint.failure is not None:
+        request.finish_reason = f"error: {constraint.failure}"
+    elif finish is Finish.BROKEN:
+        request.finish_reason = "error: the target's logits are NaN, or its settings allow no token"
+    elif finish is not Finish.RUNNING:
+        request.finish_reason = finish.name.lower()
+    if constraint is not None and (last := constraint.advance(ids)) is not None:
+        ids = ids[: last + 1]
+        request.finish_reason = "stop"
+    text, stopped_at = request.output.push(ids, last=request.finish_reason is not None)
+    if stopped_at is not None:
+        ids = ids[: stopped_at + 1]
+        request.finish_reason = "stop"
+    return text, ids
