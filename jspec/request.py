@@ -22,7 +22,7 @@ class Request:
     slot: int = -1
     priority: int = 0  # greater ones are admitted first
     client: str | None = None  # whose it is
-    turn: int = 0  # among the clients; see `jspec.waiting`
+    turn: float = 0.0  # among the clients; see `jspec.waiting`
     overtaken: int = 0  # times that a later one of greater priority came first
     lease: Lease | None = None  # pages, while it has a slot
     started: float | None = None  # time.perf_counter() when it first got a slot

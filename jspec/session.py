@@ -124,7 +124,7 @@ class Session:
             self._leave(request)
         else:
             self._waiting.remove(request)
-        self._waiting.spare(request)
+        self._waiting.charge(request)
 
     def forget(self, index: int) -> None:
         """Drops a request that has ended, so that a session without end does not grow.
@@ -296,7 +296,7 @@ class Session:
                 self._runner.publish(request)
             if request.finish_reason is not None:
                 self._leave(request)
-                self._waiting.spare(request)
+                self._waiting.charge(request)
             if piece is not None:
                 pieces.append(piece)
         return pieces

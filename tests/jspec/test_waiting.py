@@ -21,6 +21,10 @@ class Queue:
     def take(self, count):
         return [self.waiting.take_first() for _ in range(count)]
 
+    def end(self, request, tokens):
+        request.started, request.token_ids = 0.0, [1] * (tokens - 1)
+        self.waiting.charge(request)
+
 
 def test_one_client_is_served_in_the_order_of_its_requests():
     queue = Queue()
@@ -57,21 +61,35 @@ def test_a_client_that_paused_has_saved_nothing_up_and_owes_nothing():
     for _ in range(10):
         queue.add("busy")
     queue.take(10)
-    queue.add("other")
-    queue.take(1)
-    both = [queue.add("other"), queue.add("busy"), queue.add("other"), queue.add("busy")]
+    for _ in range(4):
+        queue.add("other")
+        queue.add("busy")
     assert [r.client for r in queue.take(4)].count("busy") == 2
-    assert len(queue.waiting) == 0 and len(queue.waiting._following) <= 2
-    assert both[0].turn <= both[1].turn + 10
+
+
+def test_clients_that_come_anew_without_end_starve_nobody_and_are_not_remembered():
+    queue = Queue()
+    queue.add("old")
+    queue.end(*queue.take(1), 10)
+    queue.add("new")
+    waits = queue.add("old")
+    behind = 0
+    while waits in queue.waiting and behind < 20:
+        queue.add(f"new {behind}")
+        queue.end(*queue.take(1), 10)
+        behind += 1
+    assert behind <= 4
+    for number in range(100):
+        queue.add(f"newer {number}")
+        queue.end(*queue.take(1), 10)
+    assert len(queue.waiting._following) <= 5
 
 
 def test_tokens_that_were_not_needed_are_not_charged():
     queue = Queue()
     for _ in range(3):
-        ended = queue.add("left early", limit=1000)
-        queue.take(1)
-        ended.started, ended.token_ids = 0.0, [1, 2]
-        queue.waiting.spare(ended)
+        queue.add("left early", limit=1000)
+        queue.end(*queue.take(1), 3)
     queue.add("other", limit=10)
     queue.add("other", limit=10)
     mine = queue.add("left early", limit=1000)
@@ -81,11 +99,11 @@ def test_tokens_that_were_not_needed_are_not_charged():
 def test_greater_priority_goes_first_but_not_for_ever():
     queue = Queue()
     lesser = queue.add("one", priority=-100)
-    greater = []
+    greater = [queue.add("two", priority=100)]
     while lesser in queue.waiting and len(greater) <= 2 * PATIENCE:
         greater.append(queue.add("two", priority=100))
         queue.take(1)
-    assert len(greater) == PATIENCE + 1 and list(queue.waiting) == greater[-1:]
+    assert len(greater) == PATIENCE + 2 and list(queue.waiting) == greater[-2:]
 
 
 def test_requests_of_one_priority_overtake_nobody():
