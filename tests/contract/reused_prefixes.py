@@ -121,13 +121,13 @@ def only_text(engine: Engine) -> tuple[int, ...]:
     return (*spelled, *page.key[-1:])
 
 
-def pieces_of_an_interrupted_one(session: Session) -> list[Piece]:
-    """Runs a session to its end, and takes the slot of request 0 whenever it has emitted something."""
+def pieces_of_an_interrupted_one(session: Session, *, every: int = 1) -> list[Piece]:
+    """Runs a session to its end, and takes the slot of request 0 whenever it has emitted so many tokens."""
     pieces, seen = [], 0
     while session.busy:
         pieces += session.step()
         new = sum(len(p.token_ids) for p in pieces if p.index == 0)
-        if new > seen and any(r.index == 0 for r in session._running.values()):
+        if new >= seen + every and any(r.index == 0 for r in session._running.values()):
             session.preempt(0)
             seen = new
     return pieces

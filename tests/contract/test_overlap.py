@@ -40,6 +40,7 @@ def run(used, overlap, prompts=PROMPTS, settings=SETTINGS, outputs=None):
             session.step()
         results = [session.result(index) for index in indices]
         assert sum(r.counters.inert for r in results) == session.inert_lanes
+        assert not any(request.executing for request in session._requests.values())
     assert used.free_pages == free and len(used._runner.free_slots) == used.max_slots
     return results
 
@@ -178,12 +179,13 @@ def test_preempted_request_goes_on_as_if_the_round_in_flight_had_not_been(settin
     prompt, other = (0, 1, 2, 1, 0, 2, 2, 1, 0), (2, 2, 1)
     with used.session(overlap=True) as session:
         session.add([prompt, other], settings)
-        pieces = pieces_of_an_interrupted_one(session)
+        pieces = pieces_of_an_interrupted_one(session, every=2)  # after one, none is in flight
+        assert [r.executing for r in session._requests.values()] == [0, 0]
         results = [session.result(0), session.result(1)]
     assert [r.token_ids for r in results] == [alone(prompt, settings), alone(other, settings)]
     assert sum((p.token_ids for p in pieces if p.index == 0), ()) == results[0].token_ids
     counters = results[0].counters
-    assert counters.preemptions >= 2
+    assert counters.preemptions >= 2 and counters.inert >= 2
     assert counters.emitted == counters.committed + 1 + counters.preemptions
 
 
