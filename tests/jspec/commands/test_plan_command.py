@@ -1,3 +1,5 @@
+"""`jspec plan` of a small target, with and without the compiler for TPUs."""
+
 import json
 from pathlib import Path
 
