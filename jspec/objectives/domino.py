@@ -95,11 +95,11 @@ class DominoObjective(BlockObjective):
         base = row_logits(self.config, target, rows.hidden)
         latents = teacher_forced(net.head, rows.hidden, net.head.read(rows.predecessors, embed))
         corrected = base + correction(latents, net.head.output[...])
-        weights = rows.mask * (rows.columns >= 0) * draft_weights(rows.mask.shape[1], self.gamma)[None]
+        weights = (rows.mask & (rows.columns >= 0)) * draft_weights(rows.mask.shape[1], self.gamma)[None]
         sums = {
             "weights": jnp.sum(weights),
-            "supervised": jnp.sum(rows.mask, axis=0),
-            "blocks": jnp.sum(jnp.any(rows.mask > 0, axis=1).astype(jnp.float32)),
+            "supervised": jnp.sum(rows.mask, axis=0, dtype=jnp.float32),
+            "blocks": jnp.sum(jnp.any(rows.mask, axis=1).astype(jnp.float32)),
         }
         for prefix, logits in (("base_", base), ("", corrected)):
             gold = at_labels(jax.nn.log_softmax(logits, axis=-1), rows.columns)
