@@ -94,7 +94,8 @@ def collective_sizes(text: str) -> list[int]:
         if found is None:
             continue
         arrays = _ARRAY.findall(found[1])
-        if found[3] and found[2] != "all-reduce":  # begun here, ended elsewhere: operands, then results
+        if found[3] and found[2] != "all-reduce":  # begun here, ended elsewhere: operands, results, its state
+            arrays = [array for array in arrays if array != ("u32", "")]
             arrays = arrays[len(arrays) // 2 :]
         sizes.append(sum(_size(element, dims) for element, dims in arrays if element in _ELEMENT_BYTES))
     return sizes

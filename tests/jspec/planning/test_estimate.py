@@ -77,6 +77,7 @@ def test_collectives_are_sized_by_what_they_return():
   ROOT %b = (s32[8]{0}, f32[2,2]{1,0}) all-reduce(s32[8] %y, f32[2,2] %z), to_apply=%add
   %c = (f32[4]{0}, f32[8]{0}) all-gather-start(f32[4] %w), dimensions={0}
   %d = f32[8]{0} all-gather-done(%c)
+  %f = (bf16[6]{0}, bf16[6]{0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(bf16[6] %v)
   %e = f32[100]{0} add(f32[100] %p, f32[100] %q), metadata={op_name="all-reduce(x"}
 """
-    assert collective_sizes(text) == [16 * 64 * 2, 8 * 4 + 16, 32]
+    assert collective_sizes(text) == [16 * 64 * 2, 8 * 4 + 16, 32, 12]
