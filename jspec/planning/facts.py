@@ -28,6 +28,10 @@ class Request:
     draft_length: int | None = None
     tree: str | None = None
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.lanes <= self.slots:
+            raise ValueError(f"lanes: expected 1 to {self.slots} slots, got {self.lanes}; add slots")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
@@ -90,7 +94,7 @@ def run_child(module: str, *arguments: str, timeout: float) -> list[dict[str, An
     """Runs a module that compiles ahead of time, and returns its lines of JSON.
 
     Raises:
-      PlanFailed: there is no libtpu, or the module failed.
+      PlanFailed: there is no libtpu, or the module failed or took too long.
     """
     path = library()
     if path is None or not path.is_file():
@@ -103,14 +107,19 @@ def run_child(module: str, *arguments: str, timeout: float) -> list[dict[str, An
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         **environment(),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise PlanFailed(
+            f"plan: expected programs that compile in {timeout:g} s, got none; plan for fewer layers or drafts"
+        ) from late
     if done.returncode:
         raise PlanFailed(_reason(done.stderr))
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
