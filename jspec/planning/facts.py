@@ -50,7 +50,6 @@ class Resident:
     chip: Chip
     target_bytes: int
     drafter_bytes: int
-    embedding_bytes: int  # of the target's that is no head: of it a round reads a few rows
     pool_bytes: int  # keys and values of the target, for all slots
     drafter_pool_bytes: int
     other_bytes: int  # texts, settings and counts of the slots
@@ -60,11 +59,18 @@ class Resident:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundProgram(Program):
+    """One of the programs of a round."""
+
+    embedding_bytes: int  # of its arguments: tables with a row per token id, of which it reads a few
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
     """An engine's programs: by round ("speculative", "plain", "prefill") and kind."""
 
     resident: Resident
-    programs: dict[str, dict[str, Program]]
+    programs: dict[str, dict[str, RoundProgram]]
 
 
 class PlanFailed(RuntimeError):
@@ -84,9 +90,9 @@ def compile_plan(request: Request, *, timeout: float = 1800.0) -> Compiled:
     lines = run_child("jspec.planning.child", json.dumps(dataclasses.asdict(request)), timeout=timeout)
     first, *rest = lines
     resident = Resident(**{**first, "chip": Chip(**first["chip"])})
-    programs: dict[str, dict[str, Program]] = {}
+    programs: dict[str, dict[str, RoundProgram]] = {}
     for line in rest:
-        programs.setdefault(line["round"], {})[line["kind"]] = Program(**line["program"])
+        programs.setdefault(line["round"], {})[line["kind"]] = RoundProgram(**line["program"])
     return Compiled(resident=resident, programs=programs)
 
 

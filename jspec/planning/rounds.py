@@ -124,6 +124,25 @@ class DescribedEngine:
         made = jax.tree.unflatten(tree, [logits, features, *pending])
         return settled, (state, models, round_, made, lanes), (0,)
 
+    def embeddings_of(self, compiled: Any, arguments: tuple[Any, ...]) -> list[jax.ShapeDtypeStruct]:
+        """Weights with a row per token id that a program reads: a few of the rows, whatever the table's size.
+
+        Args:
+          compiled: one of the programs.
+          arguments: that it was compiled for, `Models` among them.
+        """
+        place = next(i for i, argument in enumerate(arguments) if isinstance(argument, Models))
+        given, used = arguments[place], compiled.input_shardings[0][place]
+        leaves = (*decoder_leaves(self.target, jnp.dtype(self.dtype)), *self.drafter.leaves)
+        # What a program does not read has no sharding.
+        return [
+            array
+            for leaf, array, sharding in zip(
+                leaves, (*given.target, *given.drafter), (*used.target, *used.drafter), strict=True
+            )
+            if leaf.axes[:1] == ("vocabulary",) and sharding is not None
+        ]
+
     def _at(self, array: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(self.mesh, spec))
 
