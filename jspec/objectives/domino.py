@@ -30,8 +30,8 @@ from jspec.objectives.terms import Terms
 class DominoObjective(BlockObjective):
     """The loss of a Domino drafter over random anchors: l x base + (1 - l) x corrected cross-entropy.
 
-    l begins at `base_start` and falls linearly to 0 over `base_ratio` of the updates, so that the backbone learns
-    before the head leans on it. A token that is not supervised has no weight, those behind it do.
+    l begins at `base_start` and falls linearly to 0 over `base_ratio` of the updates, so that the backbone
+    learns before the head leans on it. A token that is not supervised has no weight, those behind it do.
 
     Source: SpecForge a6b6b023, `OnlineDominoModel`; without its 1e-6 in the denominator.
     """

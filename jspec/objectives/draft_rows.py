@@ -1,4 +1,4 @@
-"""The rows of a batch's blocks that draft, one block after the other: what every block objective sums over."""
+"""The rows of a batch's blocks that draft, block after block: what every block objective sums over."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from pallas_kernels.pytree import pytree
 
 @pytree
 class DraftRows:
-    """Rows that predict; a row that does not (the anchor's, of most DFlash drafters) never reaches the head."""
+    """Rows that predict; one that does not (the anchor's, of most DFlash drafters) never reaches the head."""
 
     hidden: Float[Array, "blocks drafts hidden"]
     labels: Int[Array, "blocks drafts"]

@@ -51,12 +51,13 @@ class DSparkObjective(BlockObjective):
     """The loss of a DSpark drafter over random anchors: a weighted mean over rows; see `terms`.
 
     "dspark" adds the three terms with their weights; `gamma` is its own. "dpard" replaces the first two
-    by -2 log sum sqrt(p q), and the weight of a row by how many tokens it still decides about, as D-PACE with the
-    exact acceptance for the drafter's probability of the label (`jspec.objectives.weights`).
+    by -2 log sum sqrt(p q), and the weight of a row by how many tokens it still decides about, as D-PACE with
+    the exact acceptance for the drafter's probability of the label (`jspec.objectives.weights`).
 
     Source: SpecForge a6b6b023, `OnlineDSparkModel`, D-PARD as in its commit 0124aa92; deepseek-ai/DeepSpec,
-    `compute_dspark_loss`. Differences: one denominator for all terms, exact over micro-batches; for D-PARD, where
-    SpecForge divides by the number of sequences and weighs the confidence by position, all terms share its weights.
+    `compute_dspark_loss`. Differences: one denominator for all terms, exact over micro-batches; for D-PARD,
+    where SpecForge divides by the number of sequences and weighs the confidence by position, all terms share
+    its weights.
     """
 
     loss: DSparkLoss = "dspark"
@@ -198,8 +199,8 @@ def _confidence_sums(
 ) -> dict[str, Array]:
     """Cross-entropy of the confidence with the acceptance, and how well it is calibrated.
 
-    The bins hold, for each tenth of the confidence, how many rows fell into it, and the sums of their confidence and
-    of their acceptance: a reliability plot, and what `calibration_error` reads.
+    The bins hold, for each tenth of the confidence, how many rows fell into it, and the sums of their
+    confidence and of their acceptance: a reliability plot, and what `calibration_error` reads.
     """
     confidence = jax.nn.sigmoid(score)
     survival = jnp.cumprod(confidence * mask, axis=1) - jnp.cumprod(accept * mask, axis=1)
@@ -217,7 +218,7 @@ def _confidence_sums(
 
 
 def calibration_error(terms: Terms) -> Float[Array, ""]:
-    """Expected calibration error of the confidence: gap between confidence and acceptance, over bins of equal width.
+    """Expected calibration error of the confidence: its gap to the acceptance, over bins of equal width.
 
     Args:
       terms: of a drafter with a confidence head, added up over as many batches as wanted.

@@ -32,7 +32,8 @@ class Program:
     largest_made: int  # bytes of the largest array that an instruction makes, not counting writes in place
     collectives: dict[str, int]  # how many of each kind
     collective_bytes: int  # of what they return
-    # As the compiler counts them: loops once, copies into fast memory as well, kernels as they declare themselves.
+    # As the compiler counts them: loops once, copies into fast memory as well, kernels as they declare
+    # themselves.
     flops: float
     accessed_bytes: float
     instructions: int | None = None  # of all Mosaic kernels; None if they were not listed
