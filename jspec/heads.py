@@ -1,7 +1,7 @@
-"""Attention and commit on a mesh: every device has some KV heads, their pages, and the queries that read them.
+"""Attention and commit on a mesh: a device has some KV heads, their pages, and the queries that read them.
 
-The mesh is the one in use (`jax.set_mesh`); where it does not divide the KV heads, every device has all of them.
-Neither needs a collective.
+The mesh is the one in use (`jax.set_mesh`); where it does not divide the KV heads, every device has all of
+them. Neither needs a collective.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jspec.sharding import MESH_AXES, on_every_device, parts_of
+from jspec.sharding import mesh_axis_of, on_every_device
 from pallas_kernels.attention.api import attend as attend_here
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight
@@ -58,5 +58,4 @@ def commit_rows(
 
 def split_axis(pages: Pages) -> str | None:
     """The mesh axis that the KV heads of these pages are split over; None = every device has all of them."""
-    split = not pages.whole and parts_of("kv_heads", pages.stored_k.shape[2]) > 1
-    return MESH_AXES["kv_heads"] if split else None
+    return None if pages.whole else mesh_axis_of("kv_heads", pages.stored_k.shape[2])

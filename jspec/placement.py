@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import keystr, tree_map_with_path
 
 from jspec.heads import split_axis
-from jspec.sharding import MESH_AXES, parts_of
+from jspec.sharding import mesh_axis_of
 from pallas_kernels.attention.pages import Pages
 
 T = TypeVar("T")
@@ -20,15 +20,16 @@ OVER_VOCABULARY = frozenset(
 
 
 def state_specs(state: T) -> T:
-    """A spec per array: pages are split over their KV heads, some rows over the vocabulary, all else is whole."""
+    """A spec per array: pages are split over KV heads, some rows over the vocabulary, no other array."""
 
     def spec(path: Any, part: Any) -> Any:
         if isinstance(part, Pages):
             pool = PartitionSpec(None, None, split_axis(part))
             return jax.tree.map(lambda _: pool, part)
-        if keystr(path) in OVER_VOCABULARY and parts_of("vocabulary", part.shape[1]) > 1:
-            return PartitionSpec(None, MESH_AXES["vocabulary"])
-        return PartitionSpec()
+        if keystr(path) not in OVER_VOCABULARY:
+            return PartitionSpec()
+        axis = mesh_axis_of("vocabulary", part.shape[1])
+        return PartitionSpec() if axis is None else PartitionSpec(None, axis)
 
     return tree_map_with_path(spec, state, is_leaf=lambda part: isinstance(part, Pages))
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from jspec.buckets import Bucket
 from jspec.drafters.dflash import dflash, dflash_leaves
@@ -91,8 +91,7 @@ class CompiledRound:
 
     def case(self, generation: str) -> tuple[Mesh, Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
         """Mesh, function, abstract arguments and donated ones, for `ahead.topology.compile_for`."""
-        described = tpu_mesh(generation, (1, self.tensor), ("data", "tensor"))
-        mesh = Mesh(described.devices, described.axis_names, axis_types=(AxisType.Auto,) * 2)
+        mesh = tpu_mesh(generation, (1, self.tensor), ("data", "tensor"))
         return mesh, *self.engine(mesh).program(self.kind, self.bucket)
 
 

@@ -43,10 +43,10 @@ def mesh_of(arrays: Any) -> Mesh | None:
 
 
 def on_every_device(run: Callable[..., Any], *, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """`run`, called by each device of the mesh in use (`jax.set_mesh`) with its own part; without one, as it is.
+    """`run`, called by each device of the mesh in use (`jax.set_mesh`) with its part; without one, as it is.
 
-    For what may be a kernel: the compiler cannot split one, and JAX refuses to lower it for several devices even
-    where all of them have everything.
+    For what may be a kernel: the compiler cannot split one, and JAX refuses to lower it for several devices
+    even where all of them have everything.
 
     Args:
       run: of arrays.
@@ -69,11 +69,16 @@ def parts_of(axis: str, pieces: int) -> int:
     return parts if pieces % parts == 0 else 1
 
 
+def mesh_axis_of(axis: str, pieces: int) -> str | None:
+    """The axis of the mesh in use that splits a logical axis; None = every device has all of it."""
+    return MESH_AXES[axis] if parts_of(axis, pieces) > 1 else None
+
+
 def first_decides(values: T) -> T:
     """The first device's values, on every device of the mesh in use: one sum of integers.
 
-    Devices that should have the same numbers may not: sums are rounded in another order, a bit flips. What they
-    decide on these numbers (what is verified, what is accepted) must be the same everywhere, as all that
+    Devices that should have the same numbers may not: sums are rounded in another order, a bit flips. What
+    they decide on these numbers (what is verified, what is accepted) must be the same everywhere, as all that
     follows depends on it, so one of them decides.
 
     Args:
@@ -100,7 +105,7 @@ def first_decides(values: T) -> T:
 
 
 def first_process_decides(numbers: Sequence[int]) -> tuple[int, ...]:
-    """The first process's numbers, in every process: for choices of hosts that look at clocks, or at what is ready."""
+    """The first process's numbers, in every process: for what hosts decide by clocks, or by what is ready."""
     if jax.process_count() == 1:
         return tuple(numbers)
     agreed = multihost_utils.broadcast_one_to_all(np.asarray(numbers, np.int32))

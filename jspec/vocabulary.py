@@ -3,8 +3,8 @@
 Whoever needs one of these uses it from here, so that ties and roundings are the same everywhere.
 Nothing sorts the vocabulary.
 
-Where the mesh in use splits the vocabulary, every device looks at its own part, and what they exchange has the
-size of the answer. A vocabulary that the devices do not divide is whole on each of them.
+Where the mesh in use splits the vocabulary, every device looks at its own part, and what they exchange has
+the size of the answer. A vocabulary that the devices do not divide is whole on each of them.
 """
 
 from collections.abc import Callable

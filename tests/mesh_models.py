@@ -1,4 +1,4 @@
-"""A target and drafters whose eight heads, two KV heads and vocabulary a mesh can split, with random weights."""
+"""A target and drafters of random weights whose eight heads, two KV heads and vocabulary a mesh can split."""
 
 import dataclasses
 from collections.abc import Callable

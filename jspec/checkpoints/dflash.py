@@ -1,6 +1,7 @@
 """DFlash, DFlash 2, DSpark and Domino drafters from the public formats: config.json and safetensors weights.
 
-Read are the layouts of SpecForge and SGLang, of the `speculators` library (DFlash and DFlash 2), and of DeepSpec.
+Read are the layouts of SpecForge and SGLang, of the `speculators` library (DFlash and DFlash 2), and of
+DeepSpec.
 """
 
 import dataclasses

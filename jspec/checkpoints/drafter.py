@@ -35,10 +35,11 @@ def load_drafter(
       draft_length: draft tokens per round of a chain or block; None = the method's own.
       tree: for EAGLE and DFlash drafters, a shape to draft instead of a chain.
       mesh: splits weights as the target's; None = the default device.
-      replicated: every device of the mesh gets the whole drafter instead, which then runs without collectives.
+      replicated: every device of the mesh gets the whole drafter instead, which then runs without
+        collectives.
       num_target_layers: of the target, for EAGLE-3 checkpoints that do not name their captured layers.
-      tokenizer: identity of the target's: the ids of a reduced vocabulary that was trained here mean something
-        with the tokenizer alone that they were counted with. None = not checked.
+      tokenizer: identity of the target's: the ids of a reduced vocabulary that was trained here mean
+        something with the tokenizer alone that they were counted with. None = not checked.
 
     Raises:
       ValueError: another method or tokenizer, or something in the folder that is missing, unknown or damaged.

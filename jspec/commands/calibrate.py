@@ -13,7 +13,14 @@ from jspec.bench.confidences import Recorded, record
 from jspec.bench.prompts import chats_by_task
 from jspec.bench.table import NARROW
 from jspec.bench.traces import recorded_traces, save_traces
-from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype, Model, check_output
+from jspec.commands.options import (
+    DEFAULT_CACHE,
+    CompilationCache,
+    DraftLength,
+    Dtype,
+    Model,
+    check_output,
+)
 from jspec.loading import load
 from jspec.schedule.calibration import (
     Fitted,
@@ -33,9 +40,7 @@ def calibrate(
     drafter: Annotated[str, typer.Option(help="Folder or hub id of a drafter that gives confidence.")],
     output: Annotated[Path, typer.Option(help="The calibration, a JSON file.")],
     model: Model = None,
-    draft_length: Annotated[
-        int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")
-    ] = None,
+    draft_length: DraftLength = None,
     dtype: Dtype = "float32",
     prompts: Annotated[
         Path | None,

@@ -17,6 +17,8 @@ Drafter = Annotated[
     str,
     typer.Option(help='"ngram", "ngram-tree", "plain", or the folder or hub id of a drafter checkpoint.'),
 ]
+DraftLength = Annotated[int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")]
+Topology = Annotated[str, typer.Option(help="v5e:2x4, v6e:2x2, v5p:2x2x2, tpu7x:2x2x1, ...")]
 Tree = Annotated[
     str | None,
     typer.Option(

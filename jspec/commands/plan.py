@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from jspec.commands.options import DraftLength, Topology, Tree
 from jspec.planning.estimate import (
     COLLECTIVE_SECONDS,
     USABLE,
@@ -22,7 +23,7 @@ GB = 1e9
 
 def plan(
     target: Annotated[str, typer.Option(help="config.json of a target, or a folder with one.")],
-    topology: Annotated[str, typer.Option(help="v5e:2x4, v6e:2x2, v5p:2x2x2, tpu7x:2x2x1, ...")],
+    topology: Topology,
     drafter: Annotated[
         str,
         typer.Option(
@@ -35,10 +36,8 @@ def plan(
     lanes: Annotated[
         int | None, typer.Option(min=1, help="Requests in the rounds that are compiled; default all slots.")
     ] = None,
-    draft_length: Annotated[
-        int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")
-    ] = None,
-    tree: Annotated[str | None, typer.Option(help='Of a drafter: "WIDTHxDEPTHxTOKENS".')] = None,
+    draft_length: DraftLength = None,
+    tree: Tree = None,
     chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens of a prefill round.")] = 511,
     page_size: Annotated[int, typer.Option(min=1)] = 128,
     dtype: Annotated[str, typer.Option(help="Of weights and cache: bfloat16 or float32.")] = "bfloat16",

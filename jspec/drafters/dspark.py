@@ -102,7 +102,8 @@ def dspark(config: DFlashConfig, *, draft_length: int | None = None) -> DSpark:
       ValueError: draft_length out of range, or another method's config.
 
     Source: DSpark (arXiv 2607.05147), section 3.1; SGLang 0.5.23, models/dspark.py. Differences: a draw is by
-    inverse CDF from coins of the request and its round; temperatures are applied below the best score, not clamped.
+    inverse CDF from coins of the request and its round; temperatures are applied below the best score, not
+    clamped.
     """
     if config.selector is not None or isinstance(config.head, Gru):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a draft adds on top of an EAGLE drafter's pages: rows of the branches that are grown, for this draft only."""
+"""What a draft adds to an EAGLE drafter's pages: rows of the branches that grow, for this draft only."""
 
 import dataclasses
 

@@ -1,7 +1,7 @@
-"""Compiles the programs of a planned engine; a process of its own, as libtpu ends one that it cannot go on in.
+"""Compiles the programs of a planned engine, in a process of its own: libtpu ends one where it cannot go on.
 
-`python -m jspec.planning.child REQUEST` prints lines of JSON: first the engine's `Resident`, then, of every program,
-its round, kind and facts. REQUEST is a `Request` as JSON.
+`python -m jspec.planning.child REQUEST` prints lines of JSON: first the engine's `Resident`, then, of every
+program, its round, kind and facts. REQUEST is a `Request` as JSON.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jspec.buckets import Bucket
 from jspec.drafters.tree_shape import parse_tree
 from jspec.planning.configs import planned_drafter, planned_target
-from jspec.planning.facts import Chip, Request, Resident
+from jspec.planning.facts import Chip, Request, Resident, RoundProgram
 from jspec.planning.rounds import KINDS, DescribedEngine
 from pallas_kernels.ahead.program import facts
 from pallas_kernels.ahead.topology import compile_for, tpu_mesh
@@ -70,12 +70,10 @@ def main(request: str) -> None:
     state = engine.state(models)
     drafter_pages = [leaf for leaf in jax.tree.leaves(state.drafter) if leaf.ndim == 5]
     pools = [group.pages for group in state.cache.groups]
-    untied = [m for m in models.target if m.shape == (target.vocab_size, target.hidden_size)]
     resident = Resident(
         chip=chip_of(mesh),
         target_bytes=device_bytes(models.target),
         drafter_bytes=device_bytes(models.drafter),
-        embedding_bytes=device_bytes(untied),
         pool_bytes=device_bytes(pools),
         drafter_pool_bytes=device_bytes(drafter_pages),
         other_bytes=device_bytes(state) - device_bytes(pools) - device_bytes(drafter_pages),
@@ -89,8 +87,14 @@ def main(request: str) -> None:
             if kind == "propose" and not bucket.budget:
                 continue  # nothing is drafted: it packs the nodes
             function, arguments, donated = engine.program(kind, bucket)
-            found = facts(compile_for(mesh, function, arguments, donated=donated))
-            print(json.dumps({"round": name, "kind": kind, "program": dataclasses.asdict(found)}), flush=True)
+            compiled = compile_for(mesh, function, arguments, donated=donated)
+            program = RoundProgram(
+                **dataclasses.asdict(facts(compiled)),
+                embedding_bytes=device_bytes(engine.embeddings_of(compiled, arguments)),
+            )
+            print(
+                json.dumps({"round": name, "kind": kind, "program": dataclasses.asdict(program)}), flush=True
+            )
 
 
 def buckets_of(request: Request, draft_length: int) -> dict[str, Bucket]:

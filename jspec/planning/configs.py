@@ -50,8 +50,8 @@ def planned_drafter(
     """The drafter of that name, or one that a config describes.
 
     Args:
-      name: "plain", "ngram", a config.json or a folder with one. That of an EAGLE drafter needs its safetensors
-        files beside it: their headers say what the config does not.
+      name: "plain", "ngram", a config.json or a folder with one. That of an EAGLE drafter needs its
+        safetensors files beside it: their headers say what the config does not.
       target: that it drafts for.
       mesh: splits its weights.
       dtype: of its weights.

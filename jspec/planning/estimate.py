@@ -1,13 +1,12 @@
 """What the compiler's facts let one expect: bounds of time, room for context, where speculation breaks even.
 
-None of it is measured. A program takes at least the time to read what it must read once, and to multiply what it
-multiplies; every collective waits for the slowest device.
+None of it is measured. A program takes at least the time to read what it must read once, and to multiply what
+it multiplies; every collective waits for the slowest device.
 """
 
 import dataclasses
 
-from jspec.planning.facts import Compiled, Resident
-from pallas_kernels.ahead.program import Program
+from jspec.planning.facts import Compiled, Resident, RoundProgram
 
 USABLE = 0.98  # of a device's memory: libtpu keeps some to itself (v5e: 15.75 of 16 GiB)
 COLLECTIVE_SECONDS = 10e-6  # latency of one among the chips of a slice: an assumption
@@ -38,7 +37,7 @@ class BreakEven:
 
 
 def estimate(
-    program: Program,
+    program: RoundProgram,
     kind: str,
     resident: Resident,
     *,
@@ -56,11 +55,12 @@ def estimate(
     """
     read, written = program.argument_bytes, program.output_bytes - program.aliased_bytes
     read -= program.aliased_bytes  # updated in place, where something is committed
+    read -= program.embedding_bytes
     if kind == "execute":
-        read -= round((1 - context_share) * resident.pool_bytes) + resident.embedding_bytes
+        read -= round((1 - context_share) * resident.pool_bytes)
     if kind == "propose":
-        read -= round((1 - context_share) * resident.drafter_pool_bytes) + resident.embedding_bytes
-    total = max(read, 0) + max(written, 0)
+        read -= round((1 - context_share) * resident.drafter_pool_bytes)
+    total = read + written
     chip = resident.chip
     return Estimate(
         bytes_read=total,

@@ -28,6 +28,10 @@ class Request:
     draft_length: int | None = None
     tree: str | None = None
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.lanes <= self.slots:
+            raise ValueError(f"lanes: expected 1 to {self.slots} slots, got {self.lanes}; add slots")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
@@ -46,7 +50,6 @@ class Resident:
     chip: Chip
     target_bytes: int
     drafter_bytes: int
-    embedding_bytes: int  # of the target's that is no head: of it a round reads a few rows
     pool_bytes: int  # keys and values of the target, for all slots
     drafter_pool_bytes: int
     other_bytes: int  # texts, settings and counts of the slots
@@ -56,11 +59,18 @@ class Resident:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundProgram(Program):
+    """One of the programs of a round."""
+
+    embedding_bytes: int  # of its arguments: tables with a row per token id, of which it reads a few
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
     """An engine's programs: by round ("speculative", "plain", "prefill") and kind."""
 
     resident: Resident
-    programs: dict[str, dict[str, Program]]
+    programs: dict[str, dict[str, RoundProgram]]
 
 
 class PlanFailed(RuntimeError):
@@ -80,9 +90,9 @@ def compile_plan(request: Request, *, timeout: float = 1800.0) -> Compiled:
     lines = run_child("jspec.planning.child", json.dumps(dataclasses.asdict(request)), timeout=timeout)
     first, *rest = lines
     resident = Resident(**{**first, "chip": Chip(**first["chip"])})
-    programs: dict[str, dict[str, Program]] = {}
+    programs: dict[str, dict[str, RoundProgram]] = {}
     for line in rest:
-        programs.setdefault(line["round"], {})[line["kind"]] = Program(**line["program"])
+        programs.setdefault(line["round"], {})[line["kind"]] = RoundProgram(**line["program"])
     return Compiled(resident=resident, programs=programs)
 
 
@@ -90,7 +100,7 @@ def run_child(module: str, *arguments: str, timeout: float) -> list[dict[str, An
     """Runs a module that compiles ahead of time, and returns its lines of JSON.
 
     Raises:
-      PlanFailed: there is no libtpu, or the module failed.
+      PlanFailed: there is no libtpu, or the module failed or took too long.
     """
     path = library()
     if path is None or not path.is_file():
@@ -103,14 +113,19 @@ def run_child(module: str, *arguments: str, timeout: float) -> list[dict[str, An
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         **environment(),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise PlanFailed(
+            f"plan: expected programs that compile in {timeout:g} s, got none; plan for fewer layers or drafts"
+        ) from late
     if done.returncode:
         raise PlanFailed(_reason(done.stderr))
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -16,7 +16,7 @@ from jspec.decode import Method, Models, State, execute, propose, settle
 from jspec.drafters.protocol import Drafter
 from jspec.net import Leaf
 from jspec.placement import state_specs
-from jspec.sharding import MESH_AXES, leaf_sharding
+from jspec.sharding import leaf_sharding, mesh_axis_of
 from jspec.slots import empty_slots
 from jspec.targets.config import DecoderConfig
 from jspec.targets.decoder import DecoderTarget, decoder_leaves, decoder_units
@@ -25,8 +25,8 @@ from jspec.targets.view import TargetView
 Kind = Literal["propose", "execute", "settle"]
 KINDS: tuple[Kind, ...] = ("propose", "execute", "settle")
 
-# A function, its arguments and the numbers of the donated ones, as `pallas_kernels.ahead.topology.compile_for` wants
-# them.
+# A function, its arguments and the numbers of the donated ones, as
+# `pallas_kernels.ahead.topology.compile_for` wants them.
 Described = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 
 
@@ -114,9 +114,9 @@ class DescribedEngine:
             if kind == "execute":
                 return executed, (models, round_.nodes, state.cache, lanes), ()
             made = jax.eval_shape(executed, models, round_.nodes, state.cache, lanes)
-        # As the compiler splits what execute returns.
-        vocabulary = self._split("vocabulary", made.logits.shape[1])
-        heads = self._split("kv_heads", self.target.stored_kv_heads)
+            # As the compiler splits what execute returns.
+            vocabulary = mesh_axis_of("vocabulary", made.logits.shape[1])
+            heads = mesh_axis_of("kv_heads", self.target.stored_kv_heads)
         (logits, *rest), tree = jax.tree.flatten(made)
         features, *pending = rest
         pending = [self._at(rows, PartitionSpec(None, None, heads)) for rows in pending]
@@ -124,8 +124,24 @@ class DescribedEngine:
         made = jax.tree.unflatten(tree, [logits, features, *pending])
         return settled, (state, models, round_, made, lanes), (0,)
 
-    def _split(self, axis: str, pieces: int) -> str | None:
-        return MESH_AXES[axis] if pieces % self.mesh.shape.get(MESH_AXES[axis], 1) == 0 else None
+    def embeddings_of(self, compiled: Any, arguments: tuple[Any, ...]) -> list[jax.ShapeDtypeStruct]:
+        """Weights with a row per token id that a program reads: a few of the rows, whatever the table's size.
+
+        Args:
+          compiled: one of the programs.
+          arguments: that it was compiled for, `Models` among them.
+        """
+        place = next(i for i, argument in enumerate(arguments) if isinstance(argument, Models))
+        given, used = arguments[place], compiled.input_shardings[0][place]
+        leaves = (*decoder_leaves(self.target, jnp.dtype(self.dtype)), *self.drafter.leaves)
+        # What a program does not read has no sharding.
+        return [
+            array
+            for leaf, array, sharding in zip(
+                leaves, (*given.target, *given.drafter), (*used.target, *used.drafter), strict=True
+            )
+            if leaf.axes[:1] == ("vocabulary",) and sharding is not None
+        ]
 
     def _at(self, array: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(self.mesh, spec))

@@ -32,7 +32,8 @@ class Program:
     largest_made: int  # bytes of the largest array that an instruction makes, not counting writes in place
     collectives: dict[str, int]  # how many of each kind
     collective_bytes: int  # of what they return
-    # As the compiler counts them: loops once, copies into fast memory as well, kernels as they declare themselves.
+    # As the compiler counts them: loops once, copies into fast memory as well, kernels as they declare
+    # themselves.
     flops: float
     accessed_bytes: float
     instructions: int | None = None  # of all Mosaic kernels; None if they were not listed
@@ -94,7 +95,8 @@ def collective_sizes(text: str) -> list[int]:
         if found is None:
             continue
         arrays = _ARRAY.findall(found[1])
-        if found[3] and found[2] != "all-reduce":  # begun here, ended elsewhere: operands, then results
+        if found[3] and found[2] != "all-reduce":  # begun here, ended elsewhere: operands, results, its state
+            arrays = [array for array in arrays if array != ("u32", "")]
             arrays = arrays[len(arrays) // 2 :]
         sizes.append(sum(_size(element, dims) for element, dims in arrays if element in _ELEMENT_BYTES))
     return sizes

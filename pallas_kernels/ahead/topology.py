@@ -41,7 +41,8 @@ def library_version() -> str | None:
 def environment(dump: pathlib.Path | None = None) -> dict[str, str]:
     """Variables of a process that compiles ahead of time; to be set before it imports JAX.
 
-    They keep libtpu from asking a cloud for metadata, from writing logs, and from locking out a second process.
+    They keep libtpu from asking a cloud for metadata, from writing logs, and from locking out a second
+    process.
 
     Args:
       dump: folder for the compiler's own listings, from which instructions are counted; None = none.

@@ -22,7 +22,8 @@ from jaxtyping import Array, Float, Int, Shaped
 from pallas_kernels.pytree import pytree, static
 from pallas_kernels.registers import LANES
 
-# Of the page size for kernels of a TPU: other pages would be padded in HBM, and the pool copied for each call.
+# Of the page size for kernels of a TPU: other pages would be padded in HBM, and the pool copied for each
+# call.
 PAGE_MULTIPLE = LANES
 
 

@@ -1,10 +1,9 @@
 """Rounds over split heads, in a process of its own that sees two CPU devices."""
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
+
+from cpu_devices import run_on_devices
 
 TARGET = Path(__file__).parents[1] / "data" / "targets" / "llama_plain"
 
@@ -98,19 +97,4 @@ SCRIPT = textwrap.dedent("""
 
 
 def test_split_heads_give_what_whole_ones_give_without_a_collective():
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(TARGET)],
-        env=os.environ
-        | {
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "equal" in done.stdout
+    assert run_on_devices(SCRIPT, str(TARGET), devices=2) == "equal"

@@ -1,18 +1,10 @@
 """Rounds on meshes of CPU devices, in a process of its own that sees eight of them."""
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
 import pytest
-
-TESTS = Path(__file__).parents[1]
+from cpu_devices import run_on_devices
 
 START = """
-import dataclasses, json, sys
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +54,7 @@ for vocabulary in (1024, 61):  # divided, odd: whole
         assert not longest, longest
     else:
         assert "all-" not in compiled.as_text()
-print(json.dumps("equal"))
+print("equal")
 """
 
 DISAGREEING = """
@@ -117,7 +109,7 @@ for (alone,), both in zip(rounds(None), rounds(mesh, CONFIDENCE[::-1], TABLE), s
         np.testing.assert_array_equal(alone, decided)
 for first, second in rounds(mesh, CONFIDENCE, TABLE[::-1]):  # another target
     np.testing.assert_array_equal(first, second)
-print(json.dumps("one decision"))
+print("one decision")
 """
 
 TOKENS = """
@@ -139,27 +131,12 @@ for name in sys.argv[3:]:
         for pages, is_split in ((state.cache.groups[0].pages, True), (state.drafter.pages, split)):
             heads = pages.stored_k.addressable_shards[0].data.shape[2]
             assert heads == (1 if is_split and devices > 1 else 2), (devices, heads)
-print(json.dumps("equal"))
+print("equal")
 """
 
 
-def run(script: str, *arguments: str, devices: int):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(START + script), *arguments],
-        env=os.environ
-        | {
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=450,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def run(script: str, *arguments: str, devices: int) -> str:
+    return run_on_devices(START + script, *arguments, devices=devices, timeout=450)
 
 
 def test_choices_over_a_split_vocabulary_are_those_over_the_whole_one():

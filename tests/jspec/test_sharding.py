@@ -1,13 +1,11 @@
 """Loading to a mesh, in a process of its own that sees four CPU devices."""
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import jax
 import pytest
+from cpu_devices import run_on_devices
 
 from jspec.sharding import leaf_sharding, make_mesh
 
@@ -93,21 +91,5 @@ def test_meshes_that_cannot_be_are_refused():
 
 
 def test_a_sharded_target_equals_the_whole_one():
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            SCRIPT,
-            str(TESTS / "data" / "targets"),
-            str(TESTS / "conformance" / "cases" / "serve"),
-        ],
-        env=os.environ
-        | {
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-            "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
-        },
-        capture_output=True,
-        text=True,
-    )
-
-    assert result.stdout.strip() == "all equal", result.stderr
+    folders = TESTS / "data" / "targets", TESTS / "conformance" / "cases" / "serve"
+    assert run_on_devices(SCRIPT, *map(str, folders), devices=4) == "all equal"

@@ -44,6 +44,10 @@ class StepRequest:
     num_anchors: int
     dtype: str
 
+    def __post_init__(self) -> None:
+        if self.rows % self.data:
+            raise ValueError(f"rows: expected a multiple of {self.data} devices, got {self.rows}; round it")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledStep:
@@ -132,8 +136,6 @@ def main(request: str) -> None:
     """See the module."""
     wanted = StepRequest(**json.loads(request))
     mesh = tpu_mesh(wanted.topology, (wanted.data, wanted.tensor), ("data", "tensor"))
-    if wanted.rows % wanted.data:
-        raise ValueError(f"rows: expected a multiple of {wanted.data} devices, got {wanted.rows}; round it")
     target = planned_target(wanted.target)
     update, arguments, donated = described_step(
         target,

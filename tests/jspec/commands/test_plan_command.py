@@ -22,6 +22,12 @@ def test_without_libtpu_one_line_names_the_extra(monkeypatch, tmp_path, capsys):
     assert "\n" not in said
 
 
+def test_more_lanes_than_slots_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["plan", "--target", str(TARGET), "--topology", "v5e:2x4", "--slots", "2", "--lanes", "3"])
+    assert capsys.readouterr().err.strip() == "jspec plan: lanes: expected 1 to 2 slots, got 3; add slots"
+
+
 @pytest.mark.extended
 @needs_libtpu
 def test_a_plan_tells_facts_from_estimates(capsys, monkeypatch):

@@ -7,15 +7,14 @@ from jspec.planning.estimate import (
     tokens_that_fit,
     transient_bytes,
 )
-from jspec.planning.facts import Chip, Compiled, Resident
-from pallas_kernels.ahead.program import Program, collective_sizes
+from jspec.planning.facts import Chip, Compiled, Resident, RoundProgram
+from pallas_kernels.ahead.program import collective_sizes
 
 CHIP = Chip(kind="toy", memory_bytes=10_000, bytes_per_second=1000, flops_per_second=2000)
 RESIDENT = Resident(
     chip=CHIP,
     target_bytes=2000,
     drafter_bytes=500,
-    embedding_bytes=300,
     pool_bytes=800,
     drafter_pool_bytes=200,
     other_bytes=100,
@@ -25,17 +24,21 @@ RESIDENT = Resident(
 )
 
 
-def program(**facts) -> Program:
+def program(**facts) -> RoundProgram:
     none = dict(
         argument_bytes=0, output_bytes=0, aliased_bytes=0, temporary_bytes=0, largest_made=0, collectives={},
-        collective_bytes=0, flops=0.0, accessed_bytes=0.0,
+        collective_bytes=0, flops=0.0, accessed_bytes=0.0, embedding_bytes=0,
     )  # fmt: skip
-    return Program(**{**none, **facts})
+    return RoundProgram(**{**none, **facts})
 
 
 def test_execute_reads_weights_once_and_the_lanes_share_of_pages():
     facts = program(
-        argument_bytes=2000 + 800 + 10, output_bytes=40, flops=6000.0, collectives={"all-reduce": 5}
+        argument_bytes=2000 + 800 + 10,
+        embedding_bytes=300,
+        output_bytes=40,
+        flops=6000.0,
+        collectives={"all-reduce": 5},
     )
     found = estimate(facts, "execute", RESIDENT, context_share=0.25, collective_seconds=0.1)
     assert found.bytes_read == 2000 - 300 + 200 + 10 + 40  # of the embedding that is no head, a few rows
@@ -44,8 +47,10 @@ def test_execute_reads_weights_once_and_the_lanes_share_of_pages():
     assert found.seconds == pytest.approx(3.0 + 0.5)
 
 
-def test_settle_reads_nothing_of_what_it_updates_in_place():
-    facts = program(argument_bytes=1000 + 70, output_bytes=1000 + 30, aliased_bytes=1000)
+def test_settle_reads_nothing_of_what_it_updates_in_place_and_of_embeddings_a_few_rows():
+    facts = program(
+        argument_bytes=1000 + 300 + 70, output_bytes=1000 + 30, aliased_bytes=1000, embedding_bytes=300
+    )
     assert estimate(facts, "settle", RESIDENT, context_share=1.0).bytes_read == 100
 
 
@@ -77,6 +82,7 @@ def test_collectives_are_sized_by_what_they_return():
   ROOT %b = (s32[8]{0}, f32[2,2]{1,0}) all-reduce(s32[8] %y, f32[2,2] %z), to_apply=%add
   %c = (f32[4]{0}, f32[8]{0}) all-gather-start(f32[4] %w), dimensions={0}
   %d = f32[8]{0} all-gather-done(%c)
+  %f = (bf16[6]{0}, bf16[6]{0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(bf16[6] %v)
   %e = f32[100]{0} add(f32[100] %p, f32[100] %q), metadata={op_name="all-reduce(x"}
 """
-    assert collective_sizes(text) == [16 * 64 * 2, 8 * 4 + 16, 32]
+    assert collective_sizes(text) == [16 * 64 * 2, 8 * 4 + 16, 32, 12]

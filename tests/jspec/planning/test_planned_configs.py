@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -51,6 +52,23 @@ def test_an_engine_is_described_from_configs_alone(drafter):
     _, arguments, donated = engine.program("settle", Bucket(lanes=2, nodes=6, chunk=0))
     assert donated == (0,)
     assert arguments[3].logits.shape == (6, target.vocab_size)
+
+
+def test_embeddings_are_those_that_a_program_reads():
+    mesh, target = (
+        make_mesh(tensor=1),
+        planned_target(TARGET.parent / "llama_llama3"),
+    )  # its head is another table
+    plain = planned_drafter("plain", target, mesh, "float32")
+    engine = DescribedEngine(target=target, drafter=plain, mesh=mesh, max_slots=1, max_context=8)
+
+    def tables(read):
+        compiled = jax.jit(read).lower(engine.models()).compile()
+        return [table.shape for table in engine.embeddings_of(compiled, (engine.models(),))]
+
+    shape = (target.vocab_size, target.hidden_size)
+    assert tables(lambda models: [jnp.sin(array) for array in models.target]) == [shape]
+    assert tables(lambda models: [jnp.sin(array) for array in models.target if array.shape != shape]) == []
 
 
 def test_what_is_missing_is_named(tmp_path):

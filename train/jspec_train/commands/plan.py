@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from jspec.commands.options import Topology
 from jspec.planning.estimate import COLLECTIVE_SECONDS
 from jspec_train.plan_step import CompiledStep, StepRequest, compile_step
 
@@ -13,7 +14,7 @@ from jspec_train.plan_step import CompiledStep, StepRequest, compile_step
 def plan_train_command(
     target: Annotated[str, typer.Option(help="config.json of a target, or a folder with one.")],
     drafter: Annotated[str, typer.Option(help="config.json of a DFlash or DFlash 2 drafter, or its folder.")],
-    topology: Annotated[str, typer.Option(help="v5e:2x4, v6e:2x2, v5p:2x2x2, tpu7x:2x2x1, ...")],
+    topology: Topology,
     data: Annotated[int, typer.Option(min=1, help="Devices that have rows of their own.")] = 1,
     tensor: Annotated[int, typer.Option(min=1, help="Devices that share the target's vocabulary.")] = 1,
     rows: Annotated[int, typer.Option(min=1, help="Rows of a batch, over all devices.")] = 8,
