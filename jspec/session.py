@@ -290,7 +290,7 @@ class Session:
                 continue
             request.executing -= launched.certain[lane]
             piece = self._take(request, lane, report, flight)
-            if report.finish[lane] == Finish.BROKEN and not request.grammar_failed:
+            if report.finish[lane] == Finish.BROKEN:
                 self._runner.distrust(request)
             else:
                 self._runner.publish(request)
@@ -324,15 +324,16 @@ class Session:
         ids = [int(t) for t in report.tokens[lane, :emitted]]
         drafted = [i < accepted for i in range(emitted)]
         finish = Finish(int(report.finish[lane]))
-        if request.grammar_failed:
-            request.finish_reason = f"error: {request.constraint.failure}"  # type: ignore[union-attr]
-        elif finish is Finish.BROKEN:
+        if finish is Finish.BROKEN:
             request.finish_reason = "error: the target's logits are NaN, or its settings allow no token"
         elif finish is not Finish.RUNNING:
             request.finish_reason = finish.name.lower()
-        if request.constraint is not None and (last := request.constraint.advance(ids)) is not None:
-            ids, drafted = ids[: last + 1], drafted[: last + 1]
-            request.finish_reason = "stop"
+        if request.constraint is not None:
+            if (last := request.constraint.advance(ids)) is not None:
+                ids, drafted = ids[: last + 1], drafted[: last + 1]
+                request.finish_reason = "stop"
+            elif request.constraint.failure is not None:
+                request.finish_reason = f"error: {request.constraint.failure}"
         text, stopped_at = request.output.push(ids, last=request.finish_reason is not None)
         if stopped_at is not None:
             ids, drafted = ids[: stopped_at + 1], drafted[: stopped_at + 1]
