@@ -202,10 +202,10 @@ def settle(
 
     mask_bits = None if masks is None else jnp.asarray(masks.allowed)
     verdict = first_decides(judge(method, round_, executed, state, lanes, mask_bits))
-    completing = None if masks is None else completing_tokens(masks, nodes, verdict)
+    ending = None if masks is None else ending_tokens(masks, nodes, verdict)
     broken = emits & (verdict.bonus < 0)
-    if completing is not None:
-        broken = broken & ~jnp.any(completing, axis=1)
+    if ending is not None:
+        broken = broken & ~jnp.any(ending, axis=1)
     block = emitted_block(round_.proposal, verdict)
     block_lengths = jnp.where(emits & ~broken, verdict.accept_length + 1, 0)
     emitted, finish = cut(
@@ -213,7 +213,7 @@ def settle(
         block_lengths,
         slots.table.stop_ids[rows],
         slots.limits[rows] - text_lengths,
-        completing,
+        ending,
     )
     finish = jnp.where(broken, Finish.BROKEN, finish)
 
@@ -333,12 +333,12 @@ def emitted_block(proposal: Proposal, verdict: Verdict) -> Int[Array, "lanes blo
     return jnp.where(index < accept_length, accepted, block)
 
 
-def completing_tokens(masks: Masks, nodes: Nodes, verdict: Verdict) -> Bool[Array, "lanes block"]:
-    """Whether each emitted token completes its request's grammar. Of the bonus, which is no node, the host knows."""
+def ending_tokens(masks: Masks, nodes: Nodes, verdict: Verdict) -> Bool[Array, "lanes block"]:
+    """Whether each emitted token ends its request's grammar. Of the bonus, which is no node, the host knows."""
     following = jnp.concatenate([verdict.path[:, 1:], jnp.full_like(verdict.path[:, :1], -1)], axis=1)
     rows = row_offsets(nodes)[:-1, None] + jnp.maximum(following, 0)
-    complete = jnp.asarray(masks.complete)
-    return complete[jnp.minimum(rows, complete.shape[0] - 1)] & (following >= 0)
+    ends = jnp.asarray(masks.ends)
+    return ends[jnp.minimum(rows, ends.shape[0] - 1)] & (following >= 0)
 
 
 def append(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jspec.drafters.protocol import Text
+from jspec.packing import owner
 from jspec.round import Nodes
 from jspec.slots import rows_of
 from jspec.target_rows import LogProbs, token_log_probs
@@ -40,26 +41,25 @@ def prompt_log_probs(
       Of lane l's i-th node in [l, i]; entries behind its certain nodes, or whose next token is not known, may
       hold anything.
     """
-    num_lanes, width = lanes.shape[0], hidden.shape[0] - lanes.shape[0] + 1
-    index = jax.lax.broadcasted_iota(jnp.int32, (num_lanes, width), 1)
-    node = jnp.clip(nodes.offsets[:-1, None] + index, 0, hidden.shape[0] - 1)
-    following = jnp.clip(nodes.positions[node] + 1, 0, text.tokens.shape[1] - 1)
-    ids = text.tokens[rows_of(lanes)[:, None], following]
-    count = num_lanes * width
-    padding = -count % BLOCK
-    blocks = jnp.pad(node.reshape(-1), (0, padding)).reshape(-1, BLOCK)
-    next_ids = jnp.pad(ids.reshape(-1), (0, padding)).reshape(-1, BLOCK)
+    num_nodes, num_lanes = hidden.shape[0], lanes.shape[0]
+    width = num_nodes - num_lanes + 1
+    every = jnp.arange(num_nodes, dtype=jnp.int32)
+    rows = rows_of(lanes)[owner(every, nodes.offsets)]
+    next_ids = text.tokens[rows, jnp.minimum(nodes.positions + 1, text.tokens.shape[1] - 1)]
+    padding = -num_nodes % BLOCK
+    blocks = tuple(jnp.pad(items, (0, padding)).reshape(-1, BLOCK) for items in (every, next_ids))
 
     def of_block(block: tuple[Array, Array]) -> LogProbs:
         nodes_here, ids_here = block
         logits = target.logits(params, hidden[nodes_here])
-        rows = jnp.arange(BLOCK, dtype=jnp.int32)[:, None]
-        return token_log_probs(logits, rows, ids_here[:, None], jnp.bool_(True), top=top)
+        index = jnp.arange(BLOCK, dtype=jnp.int32)[:, None]
+        return token_log_probs(logits, index, ids_here[:, None], jnp.bool_(True), top=top)
 
     def computed() -> LogProbs:
-        found = jax.lax.map(of_block, (blocks, next_ids))
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:])[:count], found)
-        return jax.tree.map(lambda leaf: leaf.reshape(num_lanes, width, *leaf.shape[1:]), flat)
+        index = jax.lax.broadcasted_iota(jnp.int32, (num_lanes, width), 1)
+        node = jnp.minimum(nodes.offsets[:-1, None] + index, num_nodes - 1)
+        found = jax.lax.map(of_block, blocks)
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:])[node], found)
 
     def skipped() -> LogProbs:
         return LogProbs(

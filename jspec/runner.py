@@ -58,7 +58,7 @@ class Runner:
         seed: int,
         masks: bool,
     ):
-        """Allocates the state; arguments as for `jspec.engine.Engine`. With `masks` a request may have a grammar."""
+        """Allocates the state; arguments as for `jspec.engine.Engine`. With `masks` requests may have grammars."""
         target, drafter = method.target, method.drafter
         self.method, self.models = method, models
         self.prefixes = prefixes
@@ -180,8 +180,8 @@ class Runner:
     ) -> Launched:
         """Gives the device the first two programs of a round for the active requests, one per lane.
 
-        Nothing is waited for, unless timings are kept or a grammar's masks have to be there first. `settle` has to
-        follow, unless nobody is left in the round; before any other round is launched.
+        Nothing is waited for, unless timings are kept or a grammar's masks have to be there first. `settle` has
+        to follow, unless nobody is left in the round; before any other round is launched.
         """
         lanes = np.full((bucket.lanes,), -1, np.int32)
         certain_lengths = np.zeros((bucket.lanes,), np.int32)
@@ -210,13 +210,13 @@ class Runner:
     def settle(self, launched: Launched, requests: Sequence[Request | None]) -> None:
         """Gives the device the last program of a round.
 
-        Rounds and what else changes the state happen in the order in which they were asked for: a slot that is
-        freed before a round is read is first written by that round, then by whoever gets it.
+        Rounds and what else changes the state happen in the order in which they were asked for: a slot that
+        is freed before a round is read is first written by that round, then by whoever gets it.
 
         Args:
           launched: by `launch`, not settled.
-          requests: by lane; None = it has left. Those with a grammar have taken in all that they emitted before
-            this round; the host fills their masks here, which waits for the draft tokens.
+          requests: by lane; None = it has left. Those with a grammar have taken in all that they emitted
+            before this round; the host fills their masks here, which waits for the draft tokens.
         """
         bucket, executed = launched.bucket, launched.executed
         assert executed is not None and launched.report is None

@@ -290,7 +290,7 @@ class Session:
                 continue
             request.executing -= launched.certain[lane]
             piece = self._take(request, lane, report, flight)
-            if report.finish[lane] == Finish.BROKEN and not request.grammar_failed:
+            if report.finish[lane] == Finish.BROKEN:
                 self._runner.distrust(request)
             else:
                 self._runner.publish(request)
@@ -362,15 +362,16 @@ def _emitted(request: Request, lane: int, report: Report) -> tuple[str, list[int
     """Text and tokens of a round as far as the request's end, whose reason it notes."""
     ids = [int(t) for t in report.tokens[lane, : int(report.emitted[lane])]]
     finish, constraint = Finish(int(report.finish[lane])), request.constraint
-    if constraint is not None and constraint.failure is not None:
-        request.finish_reason = f"error: {constraint.failure}"
-    elif finish is Finish.BROKEN:
+    if finish is Finish.BROKEN:
         request.finish_reason = "error: the target's logits are NaN, or its settings allow no token"
     elif finish is not Finish.RUNNING:
         request.finish_reason = finish.name.lower()
-    if constraint is not None and (last := constraint.advance(ids)) is not None:
-        ids = ids[: last + 1]
-        request.finish_reason = "stop"
+    if constraint is not None and ids:
+        if (last := constraint.advance(ids)) is not None:
+            ids = ids[: last + 1]
+            request.finish_reason = "stop"
+        elif constraint.failure is not None:
+            request.finish_reason = f"error: {constraint.failure}"
     text, stopped_at = request.output.push(ids, last=request.finish_reason is not None)
     if stopped_at is not None:
         ids = ids[: stopped_at + 1]

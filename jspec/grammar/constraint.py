@@ -41,13 +41,16 @@ class Constraint:
 
         Returns:
           Index of the one that completes the grammar, behind which nothing belongs to the answer; None = it
-          goes on.
+          goes on, or cannot and `failure` says why.
         """
         for index, token in enumerate(token_ids):
             self._matcher.accept(token)
             self.taken += 1
             if self._matcher.complete:
                 return index
+        allowed = self._matcher.allowed()
+        if allowed is not None and not allowed.any():
+            self.failure = f"the grammar allows nothing here: {self._matcher.problem}"
         return None
 
     def fill(
@@ -61,12 +64,9 @@ class Constraint:
         Args:
           tokens: draft tokens that are verified, in node order.
           parents: node number of each one's parent; None = a chain.
-          allowed: all ones; rows of nodes that the grammar cannot reach, or where it is complete, stay so.
+          allowed: all ones; rows of nodes that the grammar cannot reach, or cannot go on from, stay so.
 
         Returns:
-          Nodes where the grammar is complete.
+          Nodes that the grammar cannot go on from.
         """
-        complete = fill_allowed(self._matcher, tokens, parents, allowed)
-        if not allowed[0].any():
-            self.failure = f"the grammar allows nothing here: {self._matcher.problem}"
-        return complete
+        return fill_allowed(self._matcher, tokens, parents, allowed)

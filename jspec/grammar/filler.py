@@ -1,4 +1,4 @@
-"""Fills a round's masks, on the host, while the device executes it."""
+"""A round's masks, filled on the host while the device executes it."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from jspec.grammar.masks import Masks
 
 
 class MaskFiller:
-    """Fills the masks of an engine's rounds, on the host."""
+    """Fills the masks of an engine's rounds; those of rounds without a grammar it keeps."""
 
     def __init__(self, vocab_size: int):
         """
@@ -31,8 +31,8 @@ class MaskFiller:
         """Walks each lane's grammar over its nodes. Waits for the draft tokens, but not for `execute`.
 
         Args:
-          constraints: of each lane that is no padding; None = it has none, or emits nothing in this round. Each
-            has taken in all that its request emitted.
+          constraints: of each lane that is no padding; None = it has none, or emits nothing in this round.
+            Each has taken in all that its request emitted.
           round_: from propose.
           num_rows: rows of logits; a lane's come after each other, one for its anchor and one per verified
             token.
@@ -41,26 +41,26 @@ class MaskFiller:
             return self._all_allowed(num_rows)
         tokens, parents, verified = jax.device_get(_looked_at(round_))
         allowed = np.full((num_rows, self._words), -1, np.int32)
-        complete = np.zeros((num_rows,), bool)
+        ends = np.zeros((num_rows,), bool)
         start = 0
         for lane, constraint in enumerate(constraints):
             count = int(verified[lane])
             if constraint is not None:
-                ends = constraint.fill(
+                nodes = constraint.fill(
                     tokens[lane, :count].tolist(),
                     None if parents is None else parents[lane, :count].tolist(),
                     allowed[start : start + count + 1],
                 )
-                complete[[start + node for node in ends]] = True
+                ends[[start + node for node in nodes]] = True
             start += count + 1
-        return Masks(allowed=allowed, complete=complete)
+        return Masks(allowed=allowed, ends=ends)
 
     def _all_allowed(self, num_rows: int) -> Masks:
         """Kept on the device: most rounds have no grammar."""
         if num_rows not in self._nothing:
             self._nothing[num_rows] = Masks(
                 allowed=jnp.full((num_rows, self._words), -1, jnp.int32),
-                complete=jnp.zeros((num_rows,), bool),
+                ends=jnp.zeros((num_rows,), bool),
             )
         return self._nothing[num_rows]
 

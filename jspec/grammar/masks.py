@@ -10,6 +10,7 @@ from pallas_kernels.pytree import pytree
 class Masks:
     """One row per row of logits."""
 
-    # Bit id % 32 of word id // 32 is set where the id may come next; all ones where the request has no grammar.
+    # Bit id % 32 of word id // 32 is set where the id may come next; all ones where the request has no
+    # grammar.
     allowed: Int[Array | np.ndarray, "rows words"]
-    complete: Bool[Array | np.ndarray, "rows"]  # an answer that comes there ends there
+    ends: Bool[Array | np.ndarray, "rows"]  # an answer that comes there ends there

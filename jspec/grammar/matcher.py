@@ -25,7 +25,7 @@ class LlguidanceMatcher:
         self._allowed: np.ndarray | None = None  # of the place where it is; None = not computed
 
     def allowed(self) -> Int[np.ndarray, "words"] | None:
-        """See `Matcher`. No bit is set where the grammar is not complete and no token of the model goes on."""
+        """See `Matcher`."""
         if self._stopped:
             return None
         bits = self._bits()

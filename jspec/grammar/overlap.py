@@ -3,10 +3,10 @@
 from typing import Literal, get_args
 
 # "none": before the target is launched, which waits for the host.
-# "two": the masks are filled while the target runs. A round has two synchronisations: its launch waits for the
-#   report of the round before it, its masks wait for the draft tokens.
-# "one": everything while the target runs, which is launched before the report of the round before it was read.
-#   Report and draft tokens are waited for together. Needs sessions with overlap.
+# "two": the masks are filled while the target runs. A round has two synchronisations: its launch waits for
+#   the report of the round before it, its masks wait for the draft tokens.
+# "one": everything while the target runs, which is launched before the report of the round before it was
+#   read. Report and draft tokens are waited for together. Needs sessions with overlap.
 GrammarOverlap = Literal["none", "two", "one"]
 MODES: tuple[GrammarOverlap, ...] = get_args(GrammarOverlap)
 

@@ -52,7 +52,8 @@ class Vocabulary:
     def __call__(self, text: str) -> list[int]:
         """Ids that spell exactly `text`, as the tokenizer would write it inside of a text.
 
-        llguidance keeps text that a form prescribes to these ids, so that the model sees it as it has learnt it.
+        llguidance keeps text that a form prescribes to these ids, so that the model sees it as it has learnt
+        it.
         """
         for before in ("", START):
             ids = self._tokenizer.encode(before + text, add_special=False)

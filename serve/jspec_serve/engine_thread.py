@@ -39,9 +39,9 @@ class EngineThread:
     """Runs rounds while there are requests, and sleeps while there are none.
 
     Everything but `start`'s thread only puts commands into a queue, which is emptied before each round:
-    a call that is cancelled has lost its slots when the next round starts. With overlap one round is on its way
-    while what came of the one before is handed over. If a round fails, all calls and
-    all later ones get that failure; none waits for ever.
+    a call that is cancelled has lost its slots when the next round starts. With overlap one round is on its
+    way while what came of the one before is handed over. If a round fails, all calls and all later ones get
+    that failure; none waits for ever.
     """
 
     def __init__(self, engine: Engine, *, max_waiting: int, metrics: Metrics, timings: Timings | None = None):

@@ -1,4 +1,4 @@
-"""What every HTTP request passes before a route sees it: a request id, the API key, the body's limits, the log."""
+"""What every HTTP request passes before a route sees it: request id, API key, the body's limits, the log."""
 
 import asyncio
 import hmac

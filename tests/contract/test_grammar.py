@@ -277,6 +277,17 @@ def test_request_whose_grammar_cannot_go_on_fails_alone():
         assert used.free_pages == used._pool.num_pages
 
 
+@pytest.mark.parametrize("draft_length", [0, 1, None])
+def test_grammar_that_cannot_go_on_fails_behind_the_same_token_with_drafts(looping, draft_length):
+    """The oracle drafts "abc" and more; behind that the form needs an "x", which no token spells."""
+    form = Grammar(regex="[ad][bd]c?x")
+    for settings in (Settings(max_tokens=9), Settings(max_tokens=9, temperature=0.01, seed=1)):
+        asked = dataclasses.replace(settings, grammar=form, draft_length=draft_length)
+        result = looping.generate([[2]], asked)[0]
+        assert result.token_ids == (0, 1, 2)
+        assert result.finish_reason.startswith("error: the grammar allows nothing here")
+
+
 @pytest.mark.parametrize(("kind", "inert"), [("two", 0), ("one", 1)])
 def test_round_behind_the_end_of_a_grammar_is_inert_and_counted(looping, kind, inert):
     """That of the other request goes on; both ends of a form, by a draft token and by a bonus, are late."""

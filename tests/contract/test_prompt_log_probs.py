@@ -38,6 +38,12 @@ def test_every_token_of_a_prompt_has_the_models_log_probability(engine):
         check(result, PROMPT[:length])
 
 
+def test_prompts_of_one_batch_have_each_their_own(engine):
+    prompts = [PROMPT, PROMPT[::-1], PROMPT[3:9], PROMPT[7:]]
+    for result, prompt in zip(engine.generate(prompts, SCORED), prompts, strict=True):
+        check(result, prompt)
+
+
 def test_a_prompt_that_the_prefix_cache_has_is_executed_again(engine):
     engine.generate([PROMPT], Settings(max_tokens=3))
     assert engine.prefix_cache

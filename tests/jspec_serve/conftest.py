@@ -26,7 +26,7 @@ def served(engines) -> Iterator[Served]:
 
 @pytest.fixture
 def braked(served) -> Iterator[Brake]:
-    """The shared server's brake. Nothing runs at first: what another test left there would count as this one's."""
+    """The shared server's brake. Nothing runs at first: what another test left would count as this one's."""
     until(lambda: served.service.thread.unfinished == 0)
     yield served.brake
     served.brake.release()

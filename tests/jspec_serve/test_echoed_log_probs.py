@@ -75,7 +75,7 @@ def test_a_stream_begins_with_the_prompt_and_its_log_probs(served):
 
 
 def harness(answers: dict) -> list[tuple[float, bool]]:
-    """What lm-eval reads out of an answer to `scoring`: the sum behind the context, and whether it is greedy."""
+    """What lm-eval reads out of a reply: the sum behind the context, and whether that is greedy."""
     found = []
     for choice, context in zip(answers["choices"], answers["contexts"], strict=True):
         values = choice["logprobs"]["token_logprobs"][context:-1]

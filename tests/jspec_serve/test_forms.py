@@ -27,7 +27,7 @@ STRICT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHE
 
 @pytest.fixture(scope="module")
 def served():
-    """A server that says bytes as they come, but white space: a grammar may have as much of that as it likes."""
+    """A server that says bytes as they come, but white space: a grammar may have any amount of that."""
     table = np.random.default_rng(0).normal(size=(258, 258)).astype(np.float32)
     table[:, [9, 10, 13, 32]] = -9.0
     engine = Engine(

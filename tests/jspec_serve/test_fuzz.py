@@ -1,6 +1,7 @@
-"""Bodies made from the served OpenAPI, and bodies that are barely JSON: right status codes, no slot that stays taken.
+"""Bodies made from the served OpenAPI, and ones that are barely JSON: right status codes, every slot returned.
 
-`--random-bodies 10000` sends as many of the former; they are made by schemathesis, which knows the fields' limits.
+`--random-bodies 10000` sends as many of the former; they are made by schemathesis, which knows the fields'
+limits.
 """
 
 import collections

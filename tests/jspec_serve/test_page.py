@@ -95,6 +95,36 @@ def test_a_chat_goes_on(page):
     page.locator(".answer:not(.running)").nth(1).wait_for()
 
 
+def test_new_chat_during_an_answer_forgets_the_old_one(page, served, braked):
+    braked.engage()
+    ask(page)
+    braked.step(2)
+    page.locator(".answer .token").first.wait_for()
+    page.get_by_role("button", name="New chat").click()
+    page.get_by_role("button", name="Send").wait_for()
+    braked.release()
+    assert page.locator(".answer").count() == 0
+    assert page.get_by_label("Message").input_value() == ""
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "one", tokens=5)
+    assert [message["content"] for message in asked.value.post_data_json["messages"]] == ["one"]
+    page.locator(".verdict", has_text="the same 5 tokens").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("drafted", "plain", "said"),
+    [
+        ([1, 2, 3], [1, 2, 3], "the same 3 tokens"),
+        ([1, 2, 3], [1, 7, 3], "but other tokens from number 2 on"),
+        ([1, 2], [1, 2, 3], "but other tokens from number 3 on"),
+        ([1, 2, 3], [1, 2], "but other tokens from number 3 on"),
+    ],
+)
+def test_verdict_tells_where_answers_part(page, drafted, plain, said):
+    code = "([a, b]) => import('/web/answer.js').then(({ verdict }) => verdict({ ids: a }, { ids: b }).textContent)"
+    assert page.evaluate(code, [drafted, plain]) == said
+
+
 def test_errors_of_the_api_are_shown_and_the_question_is_kept(page):
     ask(page, tokens=100)
     said = page.get_by_role("alert")

@@ -1,4 +1,4 @@
-"""What requests share, seen from outside: prefixes that are executed once, and slots that go to whoever matters more."""
+"""What requests share, seen from outside: prefixes executed once, slots for whoever matters more."""
 
 import pytest
 from served import BODY, Background, line, serving, until

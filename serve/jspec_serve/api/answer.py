@@ -64,7 +64,7 @@ class Answer(abc.ABC, Generic[Body]):
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Tokens so far; a prompt counts once, however many answers it has, and so does what the prefix cache had."""
+        """Tokens so far. A prompt counts once, however many answers it has; so does what the prefix cache had."""
         prompts: Sequence[Any] = self.prepared.requests[:: self.prepared.choices]
         prompt_tokens = sum(len(request.prompt_ids) for request in prompts)
         return {

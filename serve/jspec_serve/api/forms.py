@@ -1,4 +1,4 @@
-"""The form of an answer as requests say it: OpenAI's response formats, and a field for every other grammar."""
+"""The form of an answer as requests say it: OpenAI's response formats, a field for every other grammar."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal

@@ -33,14 +33,17 @@ def spec_details(engine: Engine, result: Result) -> dict[str, Any]:
 
 
 class TokenDetails:
-    """ "tokens" of a stream's chunks: where each token of a choice came from, and what it adds to the text."""
+    """ "tokens" of a stream's chunks: where each token of a choice came from, what it adds to the text."""
 
     def __init__(self, tokenizer: Tokenizer):
         """At the beginning of the choice."""
         self._detokenizer = Detokenizer(tokenizer)
 
     def push(self, piece: Piece) -> dict[str, Any]:
-        """Takes the next round. Texts are not held back for stop strings or calls of tools, as the chunk's own are."""
+        """Takes the next round.
+
+        Texts are not held back for stop strings or calls of tools, as the chunk's own are.
+        """
         texts = [self._detokenizer.push([id_]) for id_ in piece.token_ids]
         if piece.finish_reason is not None and texts:
             texts[-1] += self._detokenizer.flush()

@@ -119,8 +119,10 @@ export class Answer {
 // What the two answers have to say about each other.
 export function verdict(drafted, plain) {
   const node = element("p", "verdict");
-  const same = drafted.ids.length === plain.ids.length && drafted.ids.every((id, n) => id === plain.ids[n]);
-  const shared = drafted.ids.findIndex((id, n) => id !== plain.ids[n]);
+  const length = Math.max(drafted.ids.length, plain.ids.length);
+  let shared = 0;
+  while (shared < length && drafted.ids[shared] === plain.ids[shared]) shared += 1;
+  const same = shared === length;
   const long = Math.min(drafted.ids.length, plain.ids.length) > COMPARABLE;
   const [ours, theirs] = long ? [drafted.tokensPerSecond, plain.tokensPerSecond] : [null, null];
   const ratio = ours && theirs ? `${(ours / theirs).toFixed(2)}× the speed of plain decoding, ` : "";

@@ -107,7 +107,9 @@ async function ask(text) {
   } catch (problem) {
     if (problem.name !== "AbortError") showError(problem);
   }
-  if (drafted?.text) {
+  if (!question.isConnected) {
+    messages = []; // a new chat was begun meanwhile
+  } else if (drafted?.text) {
     messages = [...known, { role: "user", content: text }, { role: "assistant", content: drafted.text }];
   } else {
     // Nothing was said: the question can be asked again.

@@ -163,13 +163,23 @@ def test_random_texts_have_the_form(letters):
         assert re.fullmatch(form, text)
 
 
-def test_refused_token_is_told(letters):
-    constraint = Constraint(letters.matcher(Grammar(regex="abc+")))
-    constraint.advance([3, 3])
-    rows = np.full((2, 1), -1, np.int32)
-    assert constraint.fill([2], None, rows) == []
-    assert not rows[0].any()
+@pytest.mark.parametrize(("regex", "tokens"), [("abc+", [3, 3]), ("ab?x", [0, 1])])
+def test_text_that_cannot_go_on_is_told(letters, regex, tokens):
+    """A refused token leads there, and so does one behind which the form needs what no token spells."""
+    constraint = Constraint(letters.matcher(Grammar(regex=regex)))
+    assert constraint.advance(tokens[:1]) is None and (regex == "abc+") == (constraint.failure is not None)
+    assert constraint.advance(tokens[1:]) is None
     assert "the grammar allows nothing here" in constraint.failure
+
+
+def test_node_that_the_grammar_cannot_go_on_from_ends_the_walk(letters):
+    """Its row stays a distribution, and the token that leads there stays allowed, as without drafts."""
+    matcher = letters.matcher(Grammar(regex="ab?x"))
+    matcher.accept(0)
+    rows = np.full((3, 1), -1, np.int32)
+    assert fill_allowed(matcher, [1, 2], None, rows) == [1]
+    assert ids_of(rows[0]) == [1]
+    assert rows[1] == rows[2] == -1
 
 
 def test_rows_of_a_tree_follow_their_parents(letters):
