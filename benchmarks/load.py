@@ -34,6 +34,7 @@ class Window:
     finished: int
     mean_running: float
     latency: float | None  # median seconds from a request's arrival to its end
+    inert_lanes: int  # of rounds that were launched for requests that had ended
     looping: int  # finished texts that end in a loop
     counters: Counters
 
@@ -117,11 +118,13 @@ def serve(
                     latencies.append(now - since)
                     results.append(session.result(piece.index))
         elapsed = time.perf_counter() - start - settle
+        inert_lanes = session.inert_lanes
     return Window(
         tokens_per_second=tokens / elapsed,
         finished=len(results),
         mean_running=statistics.mean(running) if running else 0.0,
         latency=statistics.median(latencies) if latencies else None,
+        inert_lanes=inert_lanes,
         looping=sum(loop_period(result.token_ids) is not None for result in results),
         counters=add([result.counters for result in results]),
     )
@@ -148,6 +151,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--settle", type=float, default=3.0, help="seconds before counting begins")
+    parser.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--compilation-cache", default="~/.cache/jspec/compiled")
     parser.add_argument("--json", type=Path)
@@ -160,6 +164,7 @@ def main() -> None:
         max_slots=options.max_slots,
         max_context=options.max_context,
         prefix_cache=False,
+        overlap=options.overlap,
         compilation_cache=options.compilation_cache,
     )
     full = with_drafter(plain, options.drafter, draft_length=options.draft_length)
@@ -191,7 +196,8 @@ def main() -> None:
         windows.setdefault((kind, load_, name), []).append(window)
         print(
             f"{repeat + 1}/{options.repeats} {kind} {load_:g} {name}: {window.tokens_per_second:.1f} tokens/s, "
-            f"{window.mean_running:.1f} running, {window.finished} finished, {window.looping} looping",
+            f"{window.mean_running:.1f} running, {window.finished} finished, {window.looping} looping, "
+            f"{window.inert_lanes} inert lanes",
             flush=True,
         )
     rows = []

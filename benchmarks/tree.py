@@ -95,7 +95,7 @@ def seconds_of(engine: Engine, repeats: int) -> dict[str, float]:
         proposed = time.perf_counter()
         executed = jax.block_until_ready(programs.execute(bucket, models, round_.nodes, state.cache, lanes))
         run = time.perf_counter()
-        runner.state, report = programs.settle(bucket, models, round_, executed, state, lanes)
+        runner.state, report = programs.settle(bucket, models, round_, executed, state, lanes, None)
         jax.block_until_ready((runner.state, report))
         end = time.perf_counter()
         assert int(report.verified[0]) == draft_length

@@ -3,6 +3,7 @@
 from jspec.decode import Method, Models
 from jspec.drafters.tree_shape import dynamic_tree, static_tree
 from jspec.engine import Engine
+from jspec.grammar.grammar import Grammar, StructuralTag
 from jspec.loading import load, with_drafter
 from jspec.results import Counters, Piece, Result, TokenLogProb
 from jspec.session import Session
@@ -11,12 +12,14 @@ from jspec.settings import Settings
 __all__ = [
     "Counters",
     "Engine",
+    "Grammar",
     "Method",
     "Models",
     "Piece",
     "Result",
     "Session",
     "Settings",
+    "StructuralTag",
     "TokenLogProb",
     "dynamic_tree",
     "load",

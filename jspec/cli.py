@@ -19,6 +19,10 @@ COMMANDS = {
         "Write the target's hidden states for prepared samples to disk.",
     ),
     "train": ("jspec_train.commands.train:train_command", "Train a drafter for a target, from a recipe."),
+    "plan-train": (
+        "jspec_train.commands.plan:plan_train_command",
+        "Compile a training step for TPUs that are not here: memory, collectives, bounds of time.",
+    ),
     "evaluate": (
         "jspec_train.commands.evaluate:evaluate_command",
         "Measure a drafter on held-out samples: loss, acceptance, speed.",
@@ -35,6 +39,10 @@ COMMANDS = {
     "profile": (
         "jspec.commands.profile:profile_command",
         "Measure seconds per round on this machine, for scheduled verification.",
+    ),
+    "plan": (
+        "jspec.commands.plan:plan",
+        "Compile an engine for TPUs that are not here: memory, collectives, bounds of time.",
     ),
     "bench": ("jspec.commands.bench:bench", "Measure drafters against plain decoding in one run."),
     "serve": (

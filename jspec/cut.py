@@ -3,7 +3,7 @@
 import enum
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from pallas_kernels.first import first_where
 
@@ -12,7 +12,7 @@ class Finish(enum.IntEnum):
     """Why a request ended; RUNNING while it has not."""
 
     RUNNING = 0
-    STOP = 1  # a stop token; it is emitted, and is the last token
+    STOP = 1  # a stop token, or one that ends the grammar; it is emitted, and is the last token
     LENGTH = 2  # max_tokens or the end of the context
     BROKEN = 3  # the target's logits were NaN, or no token was allowed; nothing of that round is emitted
 
@@ -22,8 +22,9 @@ def cut(
     block_lengths: Int[Array, "lanes"],
     stop_ids: Int[Array, "lanes stops"],
     room: Int[Array, "lanes"],
+    ending: Bool[Array, "lanes block"] | None = None,
 ) -> tuple[Int[Array, "lanes"], Int[Array, "lanes"]]:
-    """Finds the first stop token or the length limit in each lane's block, whichever comes first.
+    """Finds the first stop, end of the grammar or length limit in each lane's block, whichever comes first.
 
     Runs before anything changes, so that cache, drafter, counters, log-probabilities and text
     agree. A stop token that is also the last one allowed ends the request as STOP; a stop token
@@ -34,6 +35,7 @@ def cut(
       block_lengths: how many of them are real; 0 = the lane emits nothing this round.
       stop_ids: ids that end the request, padded with -1.
       room: tokens that the request may still emit, at least 1 on lanes that emit.
+      ending: tokens behind which the request's grammar allows nothing; None = no request has one.
 
     Returns:
       Tokens kept per lane and a `Finish` code per lane.
@@ -41,6 +43,8 @@ def cut(
     width = block.shape[1]
     index = jnp.arange(width, dtype=jnp.int32)[None, :]
     stops = jnp.any(block[:, :, None] == stop_ids[:, None, :], axis=2) & (block >= 0)
+    if ending is not None:
+        stops = stops | ending
     limit = jnp.minimum(block_lengths, room)
     stop_at = first_where(stops & (index < limit[:, None]), width)
     stopped = stop_at < width

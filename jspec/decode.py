@@ -22,11 +22,15 @@ from jspec.coins import Coins, draw_coins
 from jspec.cut import Finish, cut
 from jspec.drafters.protocol import Committed, Drafter, Text
 from jspec.drafters.simulated import Simulated
+from jspec.grammar.masks import Masks
 from jspec.packing import commit_path, limit, no_proposal, pack, row_nodes, row_offsets
+from jspec.placement import place_state, whole
+from jspec.prompt_log_probs import prompt_log_probs
 from jspec.round import Nodes, Proposal, Verdict
 from jspec.sampling import count_emitted
 from jspec.schedule.allotment import allot
 from jspec.schedule.survival import Curve, survival_of, usable
+from jspec.sharding import first_decides
 from jspec.slots import Slots, rows_of, slots_of
 from jspec.target_rows import LogProbs, target_rows, token_log_probs
 from jspec.targets.target import Target
@@ -82,6 +86,8 @@ class Executed:
     logits: Float[Array, "rows vocabulary"]  # per lane: its last certain node, then its draft tokens
     features: Float[Array, "nodes features"]
     pending: tuple[Pending, ...]
+    # Of a chunk: log-probabilities of its tokens are read off it. None = the round has none.
+    hidden: Float[Array, "nodes hidden"] | None
 
 
 @pytree
@@ -98,6 +104,7 @@ class Report:
     unusable: Int[Array, "lanes"]  # confidences that are no probability, and so were read as 1
     ready: Int[Array, "lanes"]  # draft tokens that the next propose will have at most
     log_probs: LogProbs | None
+    prompt_log_probs: LogProbs | None  # of the tokens behind a chunk's nodes
 
 
 def propose(
@@ -135,6 +142,11 @@ def propose(
     worth = survival if method.scheduled else jnp.ones_like(survival)
     worth = jnp.where(survival >= slots.min_confidences[rows_of(lanes)][:, None], worth, 0)
     verify_lengths = allot(worth[:, :drafts], proposal.lengths, lanes, budget)
+    if drafts:
+        tokens, lengths, parents, survival, verify_lengths = first_decides(
+            (proposal.tokens, proposal.lengths, proposal.parents, survival, verify_lengths)
+        )
+        proposal = dataclasses.replace(proposal, tokens=tokens, lengths=lengths, parents=parents)
     nodes = pack(bucket, slots.text, cache.lengths, lanes, certain_lengths, proposal, verify_lengths)
     return Round(proposal=proposal, survival=survival, verify_lengths=verify_lengths, nodes=nodes)
 
@@ -153,7 +165,10 @@ def execute(
     )
     hidden = out.hidden[row_nodes(bucket, nodes)] if bucket.chunk else out.hidden
     return Executed(
-        logits=method.target.logits(models.target, hidden), features=out.features, pending=out.pending
+        logits=method.target.logits(models.target, hidden),
+        features=out.features,
+        pending=out.pending,
+        hidden=out.hidden if bucket.chunk and method.max_log_probs else None,
     )
 
 
@@ -165,7 +180,7 @@ def settle(
     executed: Executed,
     state: State,
     lanes: Int[Array, "lanes"],
-    mask_bits: Int[Array, "rows words"] | None = None,
+    masks: Masks | None,
 ) -> tuple[State, Report]:
     """Decides which tokens the round emits, and moves every state by exactly those.
 
@@ -177,7 +192,7 @@ def settle(
       executed: from execute.
       state: donated by the caller.
       lanes: slot of each lane, -1 for padding.
-      mask_bits: allowed-token bits per row of logits (a grammar's); None = all allowed.
+      masks: what grammars allow, and where they end; None = no request of this engine has one.
     """
     slots, cache, nodes = state.slots, state.cache, round_.nodes
     rows = rows_of(lanes)
@@ -185,11 +200,21 @@ def settle(
     live = (lanes >= 0) & slots.live[rows]
     emits = live & (context_lengths + nodes.certain_lengths == text_lengths)
 
-    verdict = judge(method, round_, executed, state, lanes, mask_bits)
+    mask_bits = None if masks is None else jnp.asarray(masks.allowed)
+    verdict = first_decides(judge(method, round_, executed, state, lanes, mask_bits))
+    ending = None if masks is None else ending_tokens(masks, nodes, verdict)
     broken = emits & (verdict.bonus < 0)
+    if ending is not None:
+        broken = broken & ~jnp.any(ending, axis=1)
     block = emitted_block(round_.proposal, verdict)
     block_lengths = jnp.where(emits & ~broken, verdict.accept_length + 1, 0)
-    emitted, finish = cut(block, block_lengths, slots.table.stop_ids[rows], slots.limits[rows] - text_lengths)
+    emitted, finish = cut(
+        block,
+        block_lengths,
+        slots.table.stop_ids[rows],
+        slots.limits[rows] - text_lengths,
+        ending,
+    )
     finish = jnp.where(broken, Finish.BROKEN, finish)
 
     commits = nodes.certain_lengths + jnp.where(emits, emitted - 1, 0)
@@ -226,8 +251,20 @@ def settle(
         log_probs=log_probs_of(
             method, executed, nodes, verdict, block, live & (slots.table.log_probs[rows] >= 0)
         ),
+        prompt_log_probs=None
+        if executed.hidden is None
+        else prompt_log_probs(
+            method.target,
+            models.target,
+            executed.hidden,
+            nodes,
+            text,
+            lanes,
+            jnp.any(live & slots.table.prompt_log_probs[rows]),
+            top=method.max_log_probs,
+        ),
     )
-    return State(cache=cache, drafter=drafter, slots=slots), report
+    return place_state(State(cache=cache, drafter=drafter, slots=slots)), whole(report)
 
 
 def judge(
@@ -294,6 +331,14 @@ def emitted_block(proposal: Proposal, verdict: Verdict) -> Int[Array, "lanes blo
     following = jnp.concatenate([verdict.path[:, 1:], jnp.full_like(verdict.path[:, :1], -1)], axis=1)
     accepted = jnp.take_along_axis(proposal.tokens, jnp.clip(following - 1, 0, drafts - 1), axis=1)
     return jnp.where(index < accept_length, accepted, block)
+
+
+def ending_tokens(masks: Masks, nodes: Nodes, verdict: Verdict) -> Bool[Array, "lanes block"]:
+    """Whether each emitted token ends its request's grammar. Of the bonus, which is no node, the host knows."""
+    following = jnp.concatenate([verdict.path[:, 1:], jnp.full_like(verdict.path[:, :1], -1)], axis=1)
+    rows = row_offsets(nodes)[:-1, None] + jnp.maximum(following, 0)
+    ends = jnp.asarray(masks.ends)
+    return ends[jnp.minimum(rows, ends.shape[0] - 1)] & (following >= 0)
 
 
 def append(

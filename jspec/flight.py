@@ -32,6 +32,23 @@ class Flight:
         return False
 
     @property
+    def constrained(self) -> bool:
+        """Whether a request in it has a grammar."""
+        return any(request is not None and request.constraint is not None for request in self.requests)
+
+    @property
+    def budget(self) -> float:
+        """Each request's part of the draft tokens that a schedule has given room to; 0 without one."""
+        if self.decision is None or not self.bucket.budget:
+            return 0.0
+        return (self.bucket.nodes - len(self.requests)) / len(self.requests)
+
+    @property
+    def declined(self) -> str | None:
+        """Why the schedule did not draft; None if it did, or nothing was there."""
+        return None if self.decision is None else self.decision.declined
+
+    @property
     def void(self) -> bool:
         """Whether nobody is left in it."""
         return not any(self.requests)

@@ -1,24 +1,22 @@
-"""Attention and commit on a mesh: every device has some KV heads, their pages, and the queries that read them.
+"""Attention and commit on a mesh: a device has some KV heads, their pages, and the queries that read them.
 
-The mesh is the one in use (`jax.set_mesh`); where it does not divide the KV heads, every device has all of them.
-Neither needs a collective.
+The mesh is the one in use (`jax.set_mesh`); where it does not divide the KV heads, every device has all of
+them. Neither needs a collective.
 """
 
 import functools
 from typing import Any
 
-import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jspec.sharding import MESH_AXES, on_every_device
+from jspec.sharding import mesh_axis_of, on_every_device
 from pallas_kernels.attention.api import attend as attend_here
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight
 from pallas_kernels.block_attention.api import attend_blocks as attend_blocks_here
 from pallas_kernels.commit.api import commit_rows as commit_here
 
-_AXIS = MESH_AXES["kv_heads"]
 _WHOLE = PartitionSpec()
 
 
@@ -38,7 +36,7 @@ def attend(
     def run(q: Array, k_new: Array, v_new: Array, pages: Pages, sight: Sight) -> Any:
         return attend_here(q, k_new, v_new, pages, layer, sight, scale=scale, softcap=softcap)
 
-    axis = _axis(k_new.shape[1])
+    axis = split_axis(pages)
     rows, pools = PartitionSpec(None, axis), PartitionSpec(None, None, axis)
     run = on_every_device(run, in_specs=(rows, rows, rows, pools, _WHOLE), out_specs=rows)
     return run(q, k_new, v_new, pages, sight)
@@ -53,7 +51,7 @@ def commit_rows(
     lengths: Int[Array, "lanes"],
 ) -> Pages:
     """See `pallas_kernels.commit.api.commit_rows`."""
-    layers = PartitionSpec(None, None, _axis(k_new.shape[2]))  # of pools, and of rows
+    layers = PartitionSpec(None, None, split_axis(pages))  # of pools, and of rows
     run = on_every_device(
         commit_here, in_specs=(layers, layers, layers, _WHOLE, _WHOLE, _WHOLE), out_specs=layers
     )
@@ -74,7 +72,7 @@ def attend_blocks(
     window: int | None,
 ) -> Float[Array, "rows blocks block heads value_size"]:
     """See `pallas_kernels.block_attention.api.attend_blocks`."""
-    axis = _axis(k.shape[3])
+    axis = mesh_axis_of("kv_heads", k.shape[3])
     block, context = PartitionSpec(None, None, None, axis), PartitionSpec(None, None, axis)
     run = functools.partial(attend_blocks_here, scale=scale, causal=causal, window=window)
     run = on_every_device(
@@ -83,8 +81,6 @@ def attend_blocks(
     return run(q, k, v, k_context, v_context, starts, anchors)
 
 
-def _axis(kv_heads: int) -> str | None:
-    """The mesh axis that the KV heads are split over; None = they are whole."""
-    mesh = jax.sharding.get_abstract_mesh()
-    parts = 1 if _AXIS in mesh.manual_axes else mesh.shape.get(_AXIS, 1)
-    return _AXIS if parts > 1 and kv_heads % parts == 0 else None
+def split_axis(pages: Pages) -> str | None:
+    """The mesh axis that the KV heads of these pages are split over; None = every device has all of them."""
+    return None if pages.whole else mesh_axis_of("kv_heads", pages.stored_k.shape[2])

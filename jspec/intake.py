@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from jspec.grammar.constraint import Constraint
+from jspec.grammar.support import Grammars
 from jspec.pages import PagePool
 from jspec.prompts import Prompt, as_list, prompt_ids
 from jspec.request import Request
@@ -22,6 +24,8 @@ class Intake:
     max_log_probs: int
     max_stop_ids: int
     pool: PagePool
+    grammars: Grammars | None  # None = no request may have a grammar,
+    why_no_grammars: str  # and why
     gives_confidence: Callable[[], bool]  # whether the drafter does
 
     def requests(
@@ -77,7 +81,20 @@ class Intake:
             settings=settings,
             limit=limit,
             output=Output(tokenizer=self.tokenizer, stop=settings.stop),
+            constraint=self._constraint(settings, name),
         )
+
+    def _constraint(self, settings: Settings, name: str) -> Constraint | None:
+        if settings.grammar is None:
+            return None
+        if self.grammars is None:
+            raise ValueError(
+                f"{name}grammar: expected None in this engine, as {self.why_no_grammars}, got one; leave it out"
+            )
+        try:
+            return Constraint(self.grammars.matcher(settings.grammar, ends_by_eos=not settings.ignore_eos))
+        except ValueError as problem:
+            raise ValueError(f"{name}{problem}") from problem
 
     def _check_settings(self, settings: Settings, name: str) -> None:
         """`name` stands before the setting's own."""

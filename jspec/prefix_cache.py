@@ -59,17 +59,18 @@ class PrefixCache:
         # Those that nobody holds, a text's end before its beginning: the first one is always a leaf.
         self._idle: collections.OrderedDict[SharedPage, None] = collections.OrderedDict()
 
-    def reserve(self, text: Sequence[int], tokens: int) -> Lease | None:
+    def reserve(self, text: Sequence[int], tokens: int, *, reuse: bool = True) -> Lease | None:
         """Takes all the pages that a request can ever need, those of its beginning from the tree.
 
         Args:
           text: known tokens; at least the last of them is not taken from the tree.
           tokens: that the text will never exceed.
+          reuse: False = take none from the tree: the request needs what their execution tells.
 
         Returns:
           None if there are too few pages now; nothing has changed then.
         """
-        path = self._match(text)
+        path = self._match(text) if reuse else []
         if not self._has_room(path, tokens, ()):
             return None
         for shared in path:
@@ -86,9 +87,11 @@ class PrefixCache:
             lent=set(range(len(path))),
         )
 
-    def has_room(self, text: Sequence[int], tokens: int, without: Sequence[Lease] = ()) -> bool:
+    def has_room(
+        self, text: Sequence[int], tokens: int, without: Sequence[Lease] = (), *, reuse: bool = True
+    ) -> bool:
         """Whether `reserve` would succeed, had the leases `without` been released."""
-        return self._has_room(self._match(text), tokens, without)
+        return self._has_room(self._match(text) if reuse else [], tokens, without)
 
     def unpublished(self, lease: Lease, committed: int, known: int) -> int:
         """Pages of a request that can be published: whole ones whose next token is known.

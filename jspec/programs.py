@@ -15,6 +15,7 @@ from jspec.buckets import Bucket
 from jspec.cache import Cache, Group
 from jspec.decode import Executed, Method, Models, Report, Round, State, execute, propose, settle
 from jspec.drafters.protocol import Text
+from jspec.grammar.masks import Masks
 from jspec.round import Nodes
 from jspec.sampling import SettingsRow, admit_history, write_row
 from jspec.slots import Slots
@@ -142,12 +143,12 @@ class Programs:
         executed: Executed,
         state: State,
         lanes: np.ndarray,
-        mask_bits: np.ndarray | None = None,
+        masks: Masks | None,
     ) -> tuple[State, Report]:
         """See `jspec.decode.settle`; `state` is donated."""
         with self._devices():
             return self._settle(
-                models, round_, executed, state=state, lanes=lanes, mask_bits=mask_bits, bucket=bucket
+                models, round_, executed, state=state, lanes=lanes, masks=masks, bucket=bucket
             )
 
     def admit(self, state: State, admission: Admission) -> State:
@@ -156,5 +157,5 @@ class Programs:
 
     def halt(self, state: State, slot: int) -> State:
         """Ends a slot; `state`'s live flags are donated."""
-        slots = dataclasses.replace(state.slots, live=self._halt(state.slots.live, jnp.int32(slot)))
+        slots = dataclasses.replace(state.slots, live=self._halt(state.slots.live, np.int32(slot)))
         return dataclasses.replace(state, slots=slots)

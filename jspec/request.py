@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from jspec.grammar.constraint import Constraint
 from jspec.prefix_cache import Lease
 from jspec.results import Counters, Result, TokenLogProb
 from jspec.settings import Settings
@@ -17,10 +18,11 @@ class Request:
     settings: Settings
     limit: int  # text length at which it ends
     output: Output
+    constraint: Constraint | None = None  # its grammar; it has taken in exactly `token_ids`
     slot: int = -1
     priority: int = 0  # greater ones are admitted first
     client: str | None = None  # whose it is
-    turn: int = 0  # among the clients; see `jspec.waiting`
+    turn: float = 0.0  # among the clients; see `jspec.waiting`
     overtaken: int = 0  # times that a later one of greater priority came first
     lease: Lease | None = None  # pages, while it has a slot
     started: float | None = None  # time.perf_counter() when it first got a slot
@@ -33,8 +35,10 @@ class Request:
     declined_rounds: int = 0
     declined: str | None = None  # why the last of them did not draft
     ready: int = 0  # draft tokens that the drafter has at most for the next round
+    dry: int = 0  # rounds since it last had any
     token_ids: list[int] = dataclasses.field(default_factory=list)
     log_probs: list[TokenLogProb] = dataclasses.field(default_factory=list)
+    prompt_log_probs: list[TokenLogProb] = dataclasses.field(default_factory=list)  # from the second token on
     finish_reason: str | None = None
     proposed: int = 0
     verified: int = 0
@@ -57,10 +61,22 @@ class Request:
         return (*self.prompt_ids, *self.token_ids)
 
     @property
+    def reuses(self) -> bool:
+        """Whether pages of the prefix cache will do: what is read off a prompt's hidden states needs these."""
+        return not self.settings.prompt_log_probs or len(self.prompt_log_probs) == len(self.prompt_ids) - 1
+
+    @property
     def least_known(self) -> int:
-        """Tokens of the text once the round in flight has been read, if it does not end there: one more at least
-        if that round executes the last known token."""
+        """Fewest tokens of the text once the round in flight has been read, if it does not end there.
+
+        That round emits one at least if it executes the last known token.
+        """
         return self.known + (self.executing > 0 and self.committed + self.executing == self.known)
+
+    @property
+    def grammar_failed(self) -> bool:
+        """Whether its grammar came to a place where it cannot go on."""
+        return self.constraint is not None and self.constraint.failure is not None
 
     @property
     def remaining(self) -> int:
@@ -136,6 +152,7 @@ class Request:
             prompt_ids=self.prompt_ids,
             counters=self.counters(),
             log_probs=tuple(self.log_probs) if self.settings.log_probs is not None else None,
+            prompt_log_probs=tuple(self.prompt_log_probs) if self.settings.prompt_log_probs else None,
             simulated=simulated,
             scheduled=scheduled,
             why_off=why_off,

@@ -90,6 +90,8 @@ class Piece:
     proposed: int = 0  # draft tokens of a decode round
     verified: int | None = None  # draft tokens that the target executed; None = the round of a prompt's end
     log_probs: tuple[TokenLogProb, ...] | None = None  # one per token; None = not asked for
+    # Of the prompt's tokens from the second on, with the request's first piece; None = not asked for.
+    prompt_log_probs: tuple[TokenLogProb, ...] | None = None
     finish_reason: str | None = None  # "stop", "length" or "error: ..." on the last piece
     reused: int = 0  # prompt tokens that the prefix cache had; the same on all of a request's pieces
 
@@ -104,6 +106,8 @@ class Result:
     prompt_ids: tuple[int, ...]
     counters: Counters
     log_probs: tuple[TokenLogProb, ...] | None = None
+    # Of the prompt's tokens from the second on; None = not asked for.
+    prompt_log_probs: tuple[TokenLogProb, ...] | None = None
     scheduled: bool = False  # False: every draft token was verified, for want of a cost table
     why_off: str | None = None  # why there was no speculation, in all or in some rounds; None if there was
     simulated: bool = False  # accept lengths were forced: the text is not the target's

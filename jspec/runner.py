@@ -9,7 +9,10 @@ from jax.typing import DTypeLike
 
 from jspec.buckets import Bucket
 from jspec.cache import new_cache
-from jspec.decode import Method, Models, Report, Round, State
+from jspec.decode import Executed, Method, Models, Report, Round, State
+from jspec.grammar.filler import MaskFiller
+from jspec.grammar.masks import Masks
+from jspec.placement import place_state
 from jspec.prefix_cache import PrefixCache
 from jspec.programs import Admission, Programs
 from jspec.request import Request
@@ -20,16 +23,21 @@ from jspec.targets.view import TargetView
 from jspec.timings import Stopwatch, Timings
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class Launched:
     """A round that the device has been given. What it computes arrives when the device gets there."""
 
-    round: Round
-    report: Report
+    bucket: Bucket
+    lanes: np.ndarray
     certain: tuple[int, ...]  # known tokens that each request's lane executes
+    round: Round
+    executed: Executed | None  # until it is settled
+    masks: Masks | None = None  # of grammars, if they were filled early
+    report: Report | None = None  # once it is settled
+    watch: Stopwatch
 
     def read(self) -> Report:
-        """The report on the host; waits for the round."""
+        """The report of a settled round on the host; waits for the round."""
         return jax.device_get(self.report)
 
 
@@ -48,38 +56,49 @@ class Runner:
         eos_ids: Sequence[int],
         cache_dtype: DTypeLike,
         seed: int,
+        masks: bool,
     ):
-        """Allocates the state; arguments as for `jspec.engine.Engine`."""
+        """Allocates the state; arguments as for `jspec.engine.Engine`. With `masks` requests may have grammars."""
         target, drafter = method.target, method.drafter
         self.method, self.models = method, models
-        self.programs = Programs(method, mesh_of(models))
         self.prefixes = prefixes
         self.free_slots = list(range(max_slots))
         self.generations = [0] * max_slots  # requests that each slot has had
         self._eos_ids, self._max_stop_ids = tuple(eos_ids), max_stop_ids
         self._rng = np.random.default_rng(seed)
+        self._filler = MaskFiller(target.vocab_size) if masks else None
         pool = prefixes.pool
-        cache = new_cache(
-            target.groups,
-            max_slots=max_slots,
-            num_pages=pool.num_pages,
-            page_size=pool.page_size,
-            max_context=max_context,
-            dtype=cache_dtype,
-        )
-        view = TargetView(params=models.target, cache=cache, target=target)
-        self.state = State(
-            cache=cache,
-            drafter=drafter.init(models.drafter, view, max_slots),
-            slots=empty_slots(max_slots, max_context, target.vocab_size, max_stop_ids),
-        )
+
+        def empty(models: Models) -> State:
+            cache = new_cache(
+                target.groups,
+                max_slots=max_slots,
+                num_pages=pool.num_pages,
+                page_size=pool.page_size,
+                max_context=max_context,
+                dtype=cache_dtype,
+            )
+            view = TargetView(params=models.target, cache=cache, target=target)
+            return State(
+                cache=cache,
+                drafter=drafter.init(models.drafter, view, max_slots),
+                slots=empty_slots(max_slots, max_context, target.vocab_size, max_stop_ids),
+            )
+
+        mesh = mesh_of(models)
+        self.programs = Programs(method, mesh)
+        if mesh is None:
+            self.state = empty(models)
+        else:  # in a program, so that no device ever holds all pages
+            with jax.set_mesh(mesh):
+                self.state = jax.jit(lambda models: place_state(empty(models)))(models)
 
     def admit(self, request: Request) -> bool:
         """Puts a request into a free slot; False if there is no slot or not enough cache now."""
         if not self.free_slots:
             return False
         text = request.text
-        lease = self.prefixes.reserve(text, request.limit)
+        lease = self.prefixes.reserve(text, request.limit, reuse=request.reuses)
         if lease is None:
             return False
         request.slot, request.lease = self.free_slots.pop(0), lease
@@ -123,7 +142,9 @@ class Runner:
     def has_room(self, request: Request, without: Sequence[Request] = ()) -> bool:
         """Whether `admit` would find a slot and pages, had the requests `without` left."""
         leases = [other.lease for other in without if other.lease is not None]
-        return bool(self.free_slots or leases) and self.prefixes.has_room(request.text, request.limit, leases)
+        return bool(self.free_slots or leases) and self.prefixes.has_room(
+            request.text, request.limit, leases, reuse=request.reuses
+        )
 
     def publish(self, request: Request) -> None:
         """Lets later requests use the whole pages that a request has filled, as far as its text was not cut."""
@@ -149,12 +170,18 @@ class Runner:
         self.free_slots.sort()
         request.lease = None
 
-    def launch(self, bucket: Bucket, active: Sequence[Request], timings: Timings | None = None) -> Launched:
-        """Gives the device the three programs of a round for the active requests, one per lane.
+    def launch(
+        self,
+        bucket: Bucket,
+        active: Sequence[Request],
+        timings: Timings | None = None,
+        *,
+        masks_first: bool = False,
+    ) -> Launched:
+        """Gives the device the first two programs of a round for the active requests, one per lane.
 
-        Nothing is waited for, unless timings are kept. Rounds and what else changes the state happen in the order
-        in which they were asked for: a slot that is freed before a round is read is first written by that
-        round, then by whoever gets it.
+        Nothing is waited for, unless timings are kept or a grammar's masks have to be there first. `settle` has
+        to follow, unless nobody is left in the round; before any other round is launched.
         """
         lanes = np.full((bucket.lanes,), -1, np.int32)
         certain_lengths = np.zeros((bucket.lanes,), np.int32)
@@ -170,12 +197,45 @@ class Runner:
         )
         if self.method.scheduled:
             round_.survival.copy_to_host_async()
-        executed = watch.lap(
-            "target", programs.execute(bucket, models, round_.nodes, self.state.cache, lanes)
+        if self._filler is not None and any(request.constraint is not None for request in active):
+            self._filler.ask(round_)
+        launched = Launched(
+            bucket=bucket, lanes=lanes, certain=certain, round=round_, executed=None, watch=watch
         )
-        self.state, report = programs.settle(bucket, models, round_, executed, self.state, lanes)
+        if masks_first:
+            launched.masks = self._masks(launched, active)
+        launched.executed = programs.execute(bucket, models, round_.nodes, self.state.cache, lanes)
+        return launched
+
+    def settle(self, launched: Launched, requests: Sequence[Request | None]) -> None:
+        """Gives the device the last program of a round.
+
+        Rounds and what else changes the state happen in the order in which they were asked for: a slot that
+        is freed before a round is read is first written by that round, then by whoever gets it.
+
+        Args:
+          launched: by `launch`, not settled.
+          requests: by lane; None = it has left. Those with a grammar have taken in all that they emitted
+            before this round; the host fills their masks here, which waits for the draft tokens.
+        """
+        bucket, executed = launched.bucket, launched.executed
+        assert executed is not None and launched.report is None
+        masks = self._masks(launched, requests) if launched.masks is None else launched.masks
+        launched.watch.lap("target", executed)
+        self.state, report = self.programs.settle(
+            bucket, self.models, launched.round, executed, self.state, launched.lanes, masks
+        )
         for array in jax.tree.leaves(report):
             array.copy_to_host_async()
-        watch.lap("settle", self.state)
-        watch.finish(counted=bucket.chunk == 0)
-        return Launched(round=round_, report=report, certain=certain)
+        launched.watch.lap("settle", self.state)
+        launched.watch.finish(counted=bucket.chunk == 0)
+        launched.executed, launched.report = None, report
+
+    def _masks(self, launched: Launched, requests: Sequence[Request | None]) -> Masks | None:
+        if self._filler is None:
+            return None
+        constraints = [
+            None if request is None or request.known - request.committed != certain else request.constraint
+            for request, certain in zip(requests, launched.certain, strict=True)
+        ]
+        return self._filler.fill(constraints, launched.round, launched.bucket.nodes)

@@ -35,6 +35,7 @@ class SamplingTable:
     stop_ids: Int[Array, "slots stops"]  # padded with -1
     min_lengths: Int[Array, "slots"]  # tokens emitted before a stop id may be
     log_probs: Int[Array, "slots"]  # best tokens to report besides the emitted one; -1 = report nothing
+    prompt_log_probs: Bool[Array, "slots"]  # report those of the prompt's tokens, too
 
 
 @pytree
@@ -55,6 +56,7 @@ class SettingsRow:
     stop_ids: Int[Array | np.ndarray, "stops"]
     min_lengths: Int[Array | np.ndarray, ""]
     log_probs: Int[Array | np.ndarray, ""]
+    prompt_log_probs: Bool[Array | np.ndarray, ""]
 
 
 @pytree
@@ -92,6 +94,7 @@ def empty_table(max_slots: int, vocab_size: int, max_stop_ids: int) -> SamplingT
         stop_ids=jnp.full((max_slots, max_stop_ids), -1, jnp.int32),
         min_lengths=full(0, jnp.int32),
         log_probs=full(-1, jnp.int32),
+        prompt_log_probs=full(False, jnp.bool_),
     )
 
 
@@ -146,6 +149,7 @@ def settings_row(
         stop_ids=stops,
         min_lengths=np.asarray(min(settings.min_tokens, np.iinfo(np.int32).max), np.int32),
         log_probs=np.asarray(-1 if settings.log_probs is None else settings.log_probs, np.int32),
+        prompt_log_probs=np.asarray(settings.prompt_log_probs, np.bool_),
     )
 
 

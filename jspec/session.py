@@ -3,20 +3,22 @@
 import collections
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from jspec.buckets import Bucket, Ladder
 from jspec.cut import Finish
 from jspec.decode import Report, Round
 from jspec.flight import Flight
+from jspec.grammar.overlap import GrammarOverlap
 from jspec.intake import Intake
+from jspec.planner import Planner
 from jspec.prompts import Prompt
 from jspec.request import Request
-from jspec.results import Piece, Result, TokenLogProb
+from jspec.results import Piece, Result
 from jspec.runner import Runner
-from jspec.schedule.scheduler import Decision, Lanes, Scheduler
+from jspec.schedule.scheduler import Scheduler
 from jspec.settings import Settings
 from jspec.timings import Timings
+from jspec.told_log_probs import tell_prompt, told
 from jspec.waiting import Waiting, patient, rank
 from jspec.why_off import why_off
 
@@ -28,10 +30,11 @@ Observer = Callable[[Sequence[Request | None], Bucket, Round, Report], None]
 class Session:
     """One user's requests on an engine. Close it, or use it in a `with` statement, to free their slots.
 
-    With overlap, a round is launched before the one before it is read, so that the device need not wait for the
-    host. Requests end one round late then, as far as the device is concerned: a lane of the round in flight is
-    inert, and counted. What they emit, and all else that is counted, is the same; but a schedule, which shares a
-    budget among the requests of a round, may share it differently.
+    With overlap, a round is launched before the one before it is read, so that the device need not wait for
+    the host. Requests end one round late then, as far as the device is concerned: a lane of the round in
+    flight is inert, and counted. What they emit, and all else that is counted, is the same, but for two
+    things: a schedule, which shares a budget among the requests of a round, may share it differently, and a
+    drafter that had no token for some rounds goes without in the round where it has some again.
 
     Example:
       with engine.session() as session:
@@ -49,12 +52,20 @@ class Session:
         ladder: Ladder,
         scheduler: Scheduler | None,
         overlap: bool,
+        grammar_overlap: GrammarOverlap,
         timings: Timings | None = None,
         observer: Observer | None = None,
     ):
         """See `jspec.engine.Engine.session`."""
-        self._runner, self._intake, self._ladder, self._scheduler = runner, intake, ladder, scheduler
-        self._timings, self._observer = timings, observer
+        self._runner, self._intake, self._scheduled = runner, intake, scheduler is not None
+        self._planner = Planner(
+            runner=runner,
+            ladder=ladder,
+            scheduler=scheduler,
+            timings=timings,
+            grammar_overlap=grammar_overlap,
+        )
+        self._observer = observer
         self._most_flights = 2 if overlap and timings is None else 1
         self._flights: collections.deque[Flight] = collections.deque()  # launched and not read, oldest first
         self.inert_lanes = 0  # of rounds, whose requests had ended when they were read
@@ -76,10 +87,10 @@ class Session:
         Args:
           prompts: one or several.
           settings: for all of them, or one each.
-          priority: requests of a greater one are admitted first, and may have running ones of a lesser one put
-            back into the queue, though not for ever.
-          client: whose they are. Within a priority clients take turns, and the first request of a client to come
-            is the first to be admitted; see `jspec.waiting.Waiting`.
+          priority: requests of a greater one are admitted first, and may have running ones of a lesser one
+            put back into the queue, though not for ever.
+          client: whose they are. Within a priority clients take turns, and the first request of a client to
+            come is the first to be admitted; see `jspec.waiting.Waiting`.
 
         Returns:
           Their numbers, which pieces carry as `index`: 0, 1, 2, ... in the order in which they were added.
@@ -105,7 +116,7 @@ class Session:
         return [request.index for request in requests]
 
     def cancel(self, index: int) -> None:
-        """Ends the request of that number, if it has not ended, and frees its slot; it gives no more pieces."""
+        """Ends that request, if it has not ended, and frees its slot; it gives no more pieces."""
         request = self._requests[index]
         if request.finish_reason is not None:
             return
@@ -114,7 +125,7 @@ class Session:
             self._leave(request)
         else:
             self._waiting.remove(request)
-        self._waiting.spare(request)
+        self._waiting.charge(request)
 
     def forget(self, index: int) -> None:
         """Drops a request that has ended, so that a session without end does not grow.
@@ -153,7 +164,7 @@ class Session:
         request, drafter = self._requests[index], self._runner.method.drafter
         return request.result(
             simulated=drafter.simulated,
-            scheduled=self._scheduler is not None,
+            scheduled=self._scheduled,
             why_off=why_off(request, drafter),
         )
 
@@ -165,9 +176,14 @@ class Session:
             or without a schedule the one that holds every draft token. Only without overlap.
 
         Raises:
+          ValueError: a bucket, with overlap.
           RuntimeError: nothing runs, and the first that waits finds no slot or no room in the cache.
         """
-        assert bucket is None or self._most_flights == 1
+        if bucket is not None and self._most_flights > 1:
+            raise ValueError(
+                f"bucket: expected None in a session with overlap, whose rounds cannot be told apart, got {bucket}; "
+                "open it with overlap=False"
+            )
         if not self.busy:
             return []
         self._admit()
@@ -179,44 +195,22 @@ class Session:
                 "tokens; finish or close other streams"
             )
         while len(self._flights) < self._most_flights:
-            flight = self._launch(bucket)
+            flight = self._planner.launch(
+                self._running.values(),
+                bucket=bucket,
+                prompt_waits=bool(self._flights and self._waiting),
+            )
             if flight is None:
                 break
             self._flights.append(flight)
+            if flight.constrained and len(self._flights) > 1:
+                # Its grammars have to be moved on by the round before it, before its masks can be filled.
+                pieces = self._land(self._flights.popleft())
+                if not flight.void:
+                    self._runner.settle(flight.launched, flight.requests)
+                return pieces
+            self._runner.settle(flight.launched, flight.requests)
         return self._land(self._flights.popleft())
-
-    def _launch(self, bucket: Bucket | None) -> Flight | None:
-        """The next round; None if what is in flight has to be read first.
-
-        What that round will have done is not known, but bounds are: it executes what it was given, it emits a
-        token at least, and it may leave as many draft tokens as a request can have.
-        """
-        going = [r for _, r in sorted(self._running.items()) if r.least_known < r.limit]
-        prompt = min((r for r in going if r.remaining > 0), key=rank, default=None)
-        if prompt is not None:
-            return self._given(self._ladder.prefill(prompt.remaining), [prompt])
-        if not going or (self._flights and self._waiting and self._prefilling() is not None):
-            return None  # all end with the round in flight, or the next prompt can begin after it
-        if bucket is not None:
-            return self._given(bucket, going)
-        ready = [self._ready(request) for request in going]
-        if self._scheduler is None:
-            return self._given(self._ladder.decode(len(going), ready), going)
-        lanes = Lanes(
-            slots=tuple(request.slot for request in going),
-            generations=tuple(self._runner.generations[request.slot] for request in going),
-            ready=tuple(ready),
-            least_survival=tuple(request.settings.min_confidence for request in going),
-            context=sum(request.committed + request.executing for request in going),
-        )
-        decision = self._scheduler.choose(lanes)
-        return self._given(decision.bucket, going, decision)
-
-    def _given(self, bucket: Bucket, going: Sequence[Request], decision: Decision | None = None) -> Flight:
-        launched = self._runner.launch(bucket, going, self._timings)
-        for request, certain in zip(going, launched.certain, strict=True):
-            request.executing += certain
-        return Flight(bucket=bucket, requests=list(going), launched=launched, decision=decision)
 
     def _admit(self) -> None:
         """Gives slots to those whose turn it is.
@@ -257,8 +251,9 @@ class Session:
     def preempt(self, index: int) -> None:
         """Takes a running request's slot and pages, and puts it back into the queue, at its old place.
 
-        It goes on later with the text that it has, which is without what the round in flight does. What the prefix
-        cache still has of it then is not executed again. A greedy request, or one with a seed, emits what it would have emitted.
+        It goes on later with the text that it has, which is without what the round in flight does. What the
+        prefix cache still has of it then is not executed again. A greedy request, or one with a seed, emits
+        what it would have emitted.
 
         Raises:
           ValueError: it is not running.
@@ -270,7 +265,7 @@ class Session:
                 f"got {index}; a request that waits or has finished has no slot to give up"
             )
         self._leave(request)
-        request.committed = request.ready = 0
+        request.committed = request.ready = request.dry = 0
         request.preemptions += 1
         self._waiting.put_back(request)
 
@@ -287,27 +282,22 @@ class Session:
         """Reads a round, and books what it did."""
         bucket, launched = flight.bucket, flight.launched
         report = launched.read()
-        decision, scheduled = flight.decision, self._scheduler
-        if decision is not None and scheduled is not None and bucket.budget:
-            survival: Any = launched.round.survival  # a jax.Array, which has is_ready
-            scheduled.publish(decision, survival, here=[r is not None for r in flight.requests])
+        self._planner.learn(flight)
         if self._observer is not None:
             self._observer(flight.requests, bucket, launched.round, report)
-        pieces, budget = [], 0.0
-        if scheduled is not None and bucket.budget:
-            budget = (bucket.nodes - len(flight.requests)) / len(flight.requests)
+        pieces = []
         for lane, request in enumerate(flight.requests):
             if request is None:
                 continue
             request.executing -= launched.certain[lane]
-            piece = self._take(request, lane, report, budget, None if decision is None else decision.declined)
+            piece = self._take(request, lane, report, flight)
             if report.finish[lane] == Finish.BROKEN:
                 self._runner.distrust(request)
             else:
                 self._runner.publish(request)
             if request.finish_reason is not None:
                 self._leave(request)
-                self._waiting.spare(request)
+                self._waiting.charge(request)
             if piece is not None:
                 pieces.append(piece)
         return pieces
@@ -325,24 +315,15 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take(
-        self, request: Request, lane: int, report: Report, budget: float, declined: str | None
-    ) -> Piece | None:
+    def _take(self, request: Request, lane: int, report: Report, flight: Flight) -> Piece | None:
+        """Books one request's lane of a round; None if it has nothing to say to its caller."""
         was_prefilling = request.prefilling
-        emitted, accepted = int(report.emitted[lane]), int(report.accepted[lane])
         committed = int(report.committed[lane])
+        if request.settings.prompt_log_probs and was_prefilling:
+            tell_prompt(request, report.prompt_log_probs, lane, committed)
         request.committed += committed
-        ids = [int(t) for t in report.tokens[lane, :emitted]]
-        drafted = [i < accepted for i in range(emitted)]
-        finish = Finish(int(report.finish[lane]))
-        if finish is Finish.BROKEN:
-            request.finish_reason = "error: the target's logits are NaN, or its settings allow no token"
-        elif finish is not Finish.RUNNING:
-            request.finish_reason = finish.name.lower()
-        text, stopped_at = request.output.push(ids, last=request.finish_reason is not None)
-        if stopped_at is not None:
-            ids, drafted = ids[: stopped_at + 1], drafted[: stopped_at + 1]
-            request.finish_reason = "stop"
+        text, ids = _emitted(request, lane, report)
+        drafted = [i < int(report.accepted[lane]) for i in range(len(ids))]
         if not was_prefilling:
             # A stop string cuts the counts as a stop token does on the device: one committed node per token.
             request.count(
@@ -350,16 +331,18 @@ class Session:
                 verified=int(report.verified[lane]),
                 accepted=sum(drafted),
                 committed=min(committed, len(ids)),
-                budget=budget,
+                budget=flight.budget,
                 unusable=int(report.unusable[lane]),
-                declined=declined,
+                declined=flight.declined,
                 depth=self._runner.method.drafter.draft_depth,
             )
         request.token_ids.extend(ids)
         request.ready = int(report.ready[lane])
+        request.dry = 0 if request.ready else request.dry + 1
+        tells_prompt = request.settings.prompt_log_probs and len(request.token_ids) == len(ids)
         log_probs = None
         if request.settings.log_probs is not None:
-            log_probs = tuple(self._log_probs(request, lane, report, ids))
+            log_probs = tuple(told(request, report.log_probs, lane, i, token) for i, token in enumerate(ids))
             request.log_probs.extend(log_probs)
         if not ids and request.finish_reason is None:
             return None
@@ -371,26 +354,28 @@ class Session:
             proposed=0 if was_prefilling else int(report.proposed[lane]),
             verified=None if was_prefilling else int(report.verified[lane]),
             log_probs=log_probs,
+            prompt_log_probs=tuple(request.prompt_log_probs) if tells_prompt else None,
             finish_reason=request.finish_reason,
             reused=request.reused,
         )
 
-    def _ready(self, request: Request) -> int:
-        """Most draft tokens that the next round can use. The last one that a request may emit is a bonus."""
-        drafts = self._runner.draft_cap(request) if request.executing else request.ready
-        room = max(request.limit - request.least_known - 1, 0)
-        is_tree = self._runner.method.drafter.draft_depth < self._runner.method.drafter.draft_length
-        return drafts if is_tree and room else min(drafts, room)
 
-    def _log_probs(self, request: Request, lane: int, report: Report, ids: list[int]) -> list[TokenLogProb]:
-        assert report.log_probs is not None and request.settings.log_probs is not None
-        rows = report.log_probs
-        count = request.settings.log_probs
-        return [
-            TokenLogProb(
-                token_id=token,
-                log_prob=float(rows.chosen[lane, i]),
-                top=tuple((int(rows.top_ids[lane, i, k]), float(rows.top[lane, i, k])) for k in range(count)),
-            )
-            for i, token in enumerate(ids)
-        ]
+def _emitted(request: Request, lane: int, report: Report) -> tuple[str, list[int]]:
+    """Text and tokens of a round as far as the request's end, whose reason it notes."""
+    ids = [int(t) for t in report.tokens[lane, : int(report.emitted[lane])]]
+    finish, constraint = Finish(int(report.finish[lane])), request.constraint
+    if finish is Finish.BROKEN:
+        request.finish_reason = "error: the target's logits are NaN, or its settings allow no token"
+    elif finish is not Finish.RUNNING:
+        request.finish_reason = finish.name.lower()
+    if constraint is not None and ids:
+        if (last := constraint.advance(ids)) is not None:
+            ids = ids[: last + 1]
+            request.finish_reason = "stop"
+        elif constraint.failure is not None:
+            request.finish_reason = f"error: {constraint.failure}"
+    text, stopped_at = request.output.push(ids, last=request.finish_reason is not None)
+    if stopped_at is not None:
+        ids = ids[: stopped_at + 1]
+        request.finish_reason = "stop"
+    return text, ids

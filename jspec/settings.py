@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from jspec.grammar.grammar import Grammar, grammar_from_json
+
 WHOLE = (int, np.integer)
 NUMBER = (int, float, np.integer, np.floating)
 MAX_LOG_PROBS = 20
@@ -20,7 +22,7 @@ class Settings:
     """How one request is decoded; requests of one batch may differ in every field.
 
     The order in which the settings act on the target's logits: repetition, presence and frequency
-    penalties, logit bias, allowed tokens, minimum length, temperature, top-k, top-p, min-p.
+    penalties, logit bias, allowed tokens, grammar, minimum length, temperature, top-k, top-p, min-p.
     Construction raises ValueError for what is wrong whatever the model is; `check_against` does the rest.
     """
 
@@ -42,7 +44,10 @@ class Settings:
     log_probs: int | None = (
         None  # None = off; n = of the chosen token and of the n best, before any setting acts
     )
+    # Log-probabilities of the prompt's tokens, too; then none of them is taken from the prefix cache.
+    prompt_log_probs: bool = False
     draft_length: int | None = None  # most draft tokens a round; None = the drafter's, 0 = no speculation
+    grammar: Grammar | None = None  # the form of the answer, which ends where it is complete
     # Draft tokens are verified if the drafter's confidence gives them, and those before them, at least this
     # probability together; 0 = off.
     min_confidence: float = 0.0
@@ -84,11 +89,19 @@ class Settings:
             _check_whole(
                 "log_probs", self.log_probs, 0, MAX_LOG_PROBS, "ask for fewer, or None to turn them off"
             )
+        if not isinstance(self.prompt_log_probs, bool) or (self.prompt_log_probs and self.log_probs is None):
+            raise ValueError(
+                "prompt_log_probs: expected True or False, and log_probs with True, got "
+                f"{self.prompt_log_probs!r} with log_probs {self.log_probs}; set log_probs, or leave both out"
+            )
         if self.draft_length is not None:
             _check_whole(
                 "draft_length", self.draft_length, 0, None, "use 0 to turn speculation off, None for all"
             )
-
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise ValueError(
+                f"grammar: expected a jspec.Grammar, got {self.grammar!r:.80}; write Grammar(regex=...)"
+            )
         _check_number("min_confidence", self.min_confidence, 0.0, 1.0, "use 0 to turn it off")
 
     def _normalise_ids(self) -> None:
@@ -231,6 +244,8 @@ def settings_from_json(values: Any, base: Settings) -> Settings:
             "correct or remove them"
         )
     values = dict(values)
+    if values.get("grammar") is not None:
+        values["grammar"] = grammar_from_json(values["grammar"])
     if isinstance(values.get("logit_bias"), Mapping):
         values["logit_bias"] = {_id_of(key): bias for key, bias in values["logit_bias"].items()}
     return dataclasses.replace(base, **values)

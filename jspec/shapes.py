@@ -2,25 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jspec.buckets import Bucket
-from jspec.cache import new_cache
-from jspec.decode import Method, Models, State, execute, propose, settle
 from jspec.drafters.dflash import dflash, dflash_leaves
 from jspec.drafters.dflash_net import DFlashConfig
-from jspec.net import Leaf
-from jspec.sharding import leaf_sharding
-from jspec.slots import empty_slots
+from jspec.planning.rounds import KINDS, DescribedDrafter, DescribedEngine, Kind
 from jspec.targets.config import DecoderConfig
-from jspec.targets.decoder import DecoderTarget, decoder_leaves, decoder_units
 from jspec.targets.rope import Rope
-from jspec.targets.view import TargetView
 from pallas_kernels.ahead.topology import tpu_mesh
 
 QWEN3_8B = DecoderConfig(
@@ -55,7 +47,7 @@ DFLASH_QWEN3_8B = DFlashConfig(
 class CompiledRound:
     """One of the three programs of a round, for a bucket, on so many devices."""
 
-    kind: Literal["propose", "execute", "settle"]
+    kind: Kind
     lanes: int
     draft_length: int
     chunk: int = 0
@@ -76,103 +68,40 @@ class CompiledRound:
         tokens = self.max_slots * self.max_context
         return tokens * self.layers * 2 * QWEN3_8B.num_kv_heads * QWEN3_8B.head_size * 2
 
-    def case(self, generation: str) -> tuple[Mesh, Callable, tuple, tuple[int, ...]]:
-        """Mesh, function, abstract arguments and donated ones, for `ahead.topology.compile_for`."""
-        described = tpu_mesh(generation, (1, self.tensor), ("data", "tensor"))
-        mesh = Mesh(described.devices, described.axis_names, axis_types=(AxisType.Auto,) * 2)
+    def engine(self, mesh: Mesh) -> DescribedEngine:
+        """The engine whose programs are compiled."""
         config = dataclasses.replace(QWEN3_8B, num_layers=self.layers, layer_kinds=("full",) * self.layers)
         drafter = dataclasses.replace(
             DFLASH_QWEN3_8B,
             num_target_layers=self.layers,
             target_layer_ids=tuple(i for i in DFLASH_QWEN3_8B.target_layer_ids if i < self.layers),
         )
-        method = Method(target=DecoderTarget(config), drafter=dflash(drafter, draft_length=self.draft_length))
-        models = Models(
-            target=_placed(decoder_leaves(config, jnp.dtype(jnp.bfloat16)), config, mesh),
-            drafter=_placed(dflash_leaves(drafter, jnp.dtype(jnp.bfloat16)), drafter.decoder, mesh),
+        return DescribedEngine(
+            target=config,
+            drafter=DescribedDrafter(
+                drafter=dflash(drafter, draft_length=self.draft_length or None),
+                leaves=dflash_leaves(drafter, jnp.dtype(jnp.bfloat16)),
+                decoder=drafter.decoder,
+            ),
+            mesh=mesh,
+            max_slots=self.max_slots,
+            max_context=self.max_context,
+            page_size=self.page_size,
         )
-        state = self._state(method, models, mesh)
-        lanes = jax.ShapeDtypeStruct((self.lanes,), np.int32)
-        budget = jax.ShapeDtypeStruct((), np.int32)
 
-        def proposed(models: Models, state: State, lanes: Any, certain: Any, budget: Any) -> Any:
-            return propose(method, self.bucket, models, state, lanes, certain, budget)
-
-        def executed(models: Models, nodes: Any, cache: Any, lanes: Any) -> Any:
-            return execute(method, self.bucket, models, nodes, cache, lanes)
-
-        def settled(state: State, models: Models, round_: Any, executed: Any, lanes: Any) -> Any:
-            return settle(method, self.bucket, models, round_, executed, state, lanes)
-
-        if self.kind == "propose":
-            return mesh, proposed, (models, state, lanes, lanes, budget), ()
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            round_ = jax.eval_shape(proposed, models, state, lanes, lanes, budget)
-            if self.kind == "execute":
-                return mesh, executed, (models, round_.nodes, state.cache, lanes), ()
-            made = jax.eval_shape(executed, models, round_.nodes, state.cache, lanes)
-        # As the compiler splits what execute returns.
-        by_leaf = {2: PartitionSpec(None, "tensor"), 4: PartitionSpec(None, None, "tensor")}
-        logits, pending = (
-            jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(
-                    leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, by_leaf[leaf.ndim])
-                ),
-                part,
-            )
-            for part in (made.logits, made.pending)
-        )
-        made = dataclasses.replace(made, logits=logits, pending=pending)
-        return mesh, settled, (state, models, round_, made, lanes), (0,)
-
-    def _state(self, method: Method, models: Models, mesh: Mesh) -> State:
-        pages = self.max_slots * self.max_context // self.page_size
-
-        def state(models: Models) -> State:
-            target = method.target
-            cache = new_cache(
-                target.groups,
-                max_slots=self.max_slots,
-                num_pages=(pages,),
-                page_size=self.page_size,
-                max_context=self.max_context,
-                dtype=jnp.bfloat16,
-            )
-            view = TargetView(params=models.target, cache=cache, target=target)
-            return State(
-                cache=cache,
-                drafter=method.drafter.init(models.drafter, view, self.max_slots),
-                slots=empty_slots(self.max_slots, self.max_context, target.vocab_size, 8),
-            )
-
-        split = NamedSharding(mesh, PartitionSpec(None, None, "tensor"))
-
-        def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            if leaf.ndim != 5:  # all but the pools
-                return leaf
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)
-
-        return jax.tree.map(placed, jax.eval_shape(state, models))
-
-
-def _placed(leaves: tuple[Leaf, ...], config: DecoderConfig, mesh: Mesh) -> tuple[jax.ShapeDtypeStruct, ...]:
-    units = decoder_units(config)
-    return tuple(
-        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf_sharding(leaf.axes, units, mesh))
-        for leaf in leaves
-    )
+    def case(self, generation: str) -> tuple[Mesh, Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
+        """Mesh, function, abstract arguments and donated ones, for `ahead.topology.compile_for`."""
+        mesh = tpu_mesh(generation, (1, self.tensor), ("data", "tensor"))
+        return mesh, *self.engine(mesh).program(self.kind, self.bucket)
 
 
 COMPILED: dict[str, CompiledRound] = {
-    **{
-        f"{kind} 16x8": CompiledRound(kind=kind, lanes=16, draft_length=7)
-        for kind in ("propose", "execute", "settle")
-    },
+    **{f"{kind} 16x8": CompiledRound(kind=kind, lanes=16, draft_length=7) for kind in KINDS},
     "execute chunk": CompiledRound(kind="execute", lanes=1, draft_length=0, chunk=512),
     "settle chunk": CompiledRound(kind="settle", lanes=1, draft_length=0, chunk=512),
     **{
         f"{kind} 16x8 on {parts}": CompiledRound(kind=kind, lanes=16, draft_length=7, tensor=parts)
         for parts in (4, 8)
-        for kind in ("propose", "execute", "settle")
+        for kind in KINDS
     },
 }

@@ -1,11 +1,15 @@
 """One table from logical axis names to mesh axes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+T = TypeVar("T")
 
 # Logical axis -> mesh axis that splits it. Axes that are absent, or whose mesh axis the mesh does
 # not have, are whole on every device.
@@ -32,19 +36,20 @@ def mesh_of(arrays: Any) -> Mesh | None:
     """The mesh of several devices on which a pytree's leaves lie; None if they are on one device."""
     for leaf in jax.tree.leaves(arrays):
         sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
-            return sharding.mesh
+        mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+        if isinstance(mesh, Mesh) and mesh.size > 1:
+            return mesh
     return None
 
 
 def on_every_device(run: Callable[..., Any], *, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """`run`, called by each device of the mesh in use (`jax.set_mesh`) with its own part; without one, as it is.
+    """`run`, called by each device of the mesh in use (`jax.set_mesh`) with its part; without one, as it is.
 
-    For what may be a kernel: the compiler cannot split one, and JAX refuses to lower it for several devices even
-    where all of them have everything.
+    For what may be a kernel: the compiler cannot split one, and JAX refuses to lower it for several devices
+    even where all of them have everything.
 
     Args:
-      run: of arrays; needs no collective.
+      run: of arrays.
       in_specs: how its arguments are split.
       out_specs: how its results are.
     """
@@ -54,6 +59,57 @@ def on_every_device(run: Callable[..., Any], *, in_specs: Any, out_specs: Any) -
         return run
     # Kernels do not say over which axes their results vary.
     return jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
+
+
+def parts_of(axis: str, pieces: int) -> int:
+    """Into how many parts the mesh in use splits a logical axis; 1 = every device has all of it."""
+    mesh = jax.sharding.get_abstract_mesh()
+    mesh_axis = MESH_AXES[axis]
+    parts = 1 if mesh_axis in mesh.manual_axes else mesh.shape.get(mesh_axis, 1)
+    return parts if pieces % parts == 0 else 1
+
+
+def mesh_axis_of(axis: str, pieces: int) -> str | None:
+    """The axis of the mesh in use that splits a logical axis; None = every device has all of it."""
+    return MESH_AXES[axis] if parts_of(axis, pieces) > 1 else None
+
+
+def first_decides(values: T) -> T:
+    """The first device's values, on every device of the mesh in use: one sum of integers.
+
+    Devices that should have the same numbers may not: sums are rounded in another order, a bit flips. What
+    they decide on these numbers (what is verified, what is accepted) must be the same everywhere, as all that
+    follows depends on it, so one of them decides.
+
+    Args:
+      values: arrays of int32 or float32, whole on every device. Floats travel as their bits.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = tuple(name for name in mesh.axis_names if name not in mesh.manual_axes)
+    leaves, tree = jax.tree.flatten(values)
+    if not leaves or all(mesh.shape[name] == 1 for name in axes):
+        return values
+
+    def run(*leaves: jax.Array) -> jax.Array:
+        bits = jnp.concatenate([jax.lax.bitcast_convert_type(x, jnp.int32).reshape(-1) for x in leaves])
+        return jax.lax.psum(jnp.where(jax.lax.axis_index(axes) == 0, bits, 0), axes)
+
+    whole = PartitionSpec()
+    packed = jax.shard_map(run, in_specs=whole, out_specs=whole, axis_names=set(axes))(*leaves)
+    cuts = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    decided = [
+        jax.lax.bitcast_convert_type(part.reshape(leaf.shape), leaf.dtype)
+        for part, leaf in zip(jnp.split(packed, cuts), leaves, strict=True)
+    ]
+    return jax.tree.unflatten(tree, decided)
+
+
+def first_process_decides(numbers: Sequence[int]) -> tuple[int, ...]:
+    """The first process's numbers, in every process: for what hosts decide by clocks, or by what is ready."""
+    if jax.process_count() == 1:
+        return tuple(numbers)
+    agreed = multihost_utils.broadcast_one_to_all(np.asarray(numbers, np.int32))
+    return tuple(int(number) for number in agreed)
 
 
 def leaf_sharding(axes: Sequence[str], units: Mapping[str, int], mesh: Mesh) -> NamedSharding:

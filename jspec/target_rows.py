@@ -14,6 +14,7 @@ from jspec.round import Proposal
 from jspec.sampling import History, SamplingTable
 from jspec.slots import rows_of
 from jspec.tempering import temper
+from jspec.vocabulary import largest
 from pallas_kernels.pytree import pytree
 from pallas_kernels.vocabulary_row.choices import argmax
 
@@ -112,6 +113,7 @@ def target_rows(
     penalised = asked((table.repetition != 1) | (table.presence != 0) | (table.frequency != 0))
     biased = asked(table.biased)
     delayed = jnp.any(live & (emitted_lengths < table.min_lengths[slots]))
+    masked = jnp.asarray(False) if mask_bits is None else jnp.any(mask_bits != -1)
 
     row_lanes = lanes_of(starts, num_rows)
     row_nodes = jnp.clip(
@@ -136,7 +138,12 @@ def target_rows(
         )
         adjusted = jax.lax.cond(biased, lambda: adjusted + table.bias[row_slots], lambda: adjusted)
         if mask_bits is not None:
-            adjusted = jnp.where(unpack_bits(mask_bits, logits.shape[1]), adjusted, -jnp.inf)
+            bits = mask_bits
+            adjusted = jax.lax.cond(
+                masked,
+                lambda: jnp.where(unpack_bits(bits, logits.shape[1]), adjusted, -jnp.inf),
+                lambda: adjusted,
+            )
         next_length = emitted_lengths[row_lanes] + jnp.sum(on_path, axis=1, dtype=jnp.int32)
         adjusted = jax.lax.cond(
             delayed, lambda: suppress_stops(adjusted, table, row_slots, next_length), lambda: adjusted
@@ -152,9 +159,7 @@ def target_rows(
         )
         return TargetRows(logits=scaled, log_normaliser=log_normaliser, floor=floor, starts=starts)
 
-    if mask_bits is not None:
-        return processed()
-    return jax.lax.cond(sampled | penalised | biased | delayed, processed, plain)
+    return jax.lax.cond(sampled | penalised | biased | delayed | masked, processed, plain)
 
 
 def lanes_of(starts: Int[Array, "lanes"], num_rows: int) -> Int[Array, "rows"]:
@@ -261,7 +266,7 @@ def token_log_probs(
     def computed() -> LogProbs:
         row = jnp.clip(rows, 0, num_rows - 1)
         log_normaliser = jax.nn.logsumexp(logits, axis=1)[row]
-        values, top_ids = jax.lax.top_k(logits, top)
+        values, top_ids = largest(logits, top)
         chosen = logits[row, jnp.clip(ids, 0, vocabulary - 1)] - log_normaliser
         return LogProbs(chosen=chosen, top_ids=top_ids[row], top=values[row] - log_normaliser[:, :, None])
 

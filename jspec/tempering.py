@@ -5,7 +5,8 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jspec.sharding import on_every_device
-from pallas_kernels.vocabulary_row import api
+from jspec.vocabulary import draw, largest
+from pallas_kernels.vocabulary_row import api, reference
 from pallas_kernels.vocabulary_row.tempered import Tempered
 
 
@@ -19,11 +20,15 @@ def temper(
 ) -> Tempered:
     """See `pallas_kernels.vocabulary_row.api.temper`.
 
-    On a mesh of several devices in plain XLA: there the vocabulary may be split, and a kernel would have to gather
+    On several devices in plain XLA, with the choices over a split vocabulary: a kernel would have to gather
     whole rows on every device.
     """
     settings = (temperature, top_k, top_p, min_p)
-    arguments = (logits, *settings) if coins is None else (logits, *settings, coins)
     if jax.sharding.get_abstract_mesh().size > 1:
-        return api.temper(*arguments, implementation="xla")
+        return reference.temper(logits, *settings, coins, greatest_of=_greatest, drawn_of=draw)
+    arguments = (logits, *settings) if coins is None else (logits, *settings, coins)
     return on_every_device(api.temper, in_specs=PartitionSpec(), out_specs=PartitionSpec())(*arguments)
+
+
+def _greatest(logits: Float[Array, "rows vocabulary"], count: int) -> Float[Array, "rows count"]:
+    return largest(logits, count)[0]

@@ -12,19 +12,20 @@ PATIENCE = 64
 class Waiting:
     """Requests without a slot, in the order in which they get one.
 
-    Greater priority goes first. Within one, clients take turns by the tokens that their requests may hold, and
-    the requests of one client keep their order; so a client with many requests delays another's only
+    Greater priority goes first. Within one, clients take turns by the tokens that their requests may hold,
+    and the requests of one client keep their order; so a client with many requests delays another's only
     request by one turn. Nobody starves: a request that `PATIENCE` later ones of greater priority have
     overtaken goes before all others, and is not interrupted.
 
-    Source: turns are start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996).
+    Source: turns are start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), but time goes on by what
+    is served, too, as in weighted fair queueing: nobody knows how many clients will come.
     """
 
     def __init__(self) -> None:
         """Nobody waits."""
         self._requests: list[Request] = []
-        self._now = 0  # the turn of the last one that got a slot
-        self._following: dict[str | None, int] = {}  # a client's next turn, if that is later than now
+        self._now = 0.0  # the turn of a client that comes anew
+        self._following: dict[str | None, float] = {}  # a client's next turn, if that is later than now
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -63,10 +64,16 @@ class Waiting:
         """Removes one that has been cancelled."""
         self._requests = [other for other in self._requests if other is not request]
 
-    def spare(self, request: Request) -> None:
-        """Credits a client with the tokens that an ended request did not need."""
+    def charge(self, request: Request) -> None:
+        """Charges a client with the tokens that an ended request had, and not with those that it might have had.
+
+        Time goes on by them, shared by the clients that wait: if it stood still where the last turn was, those
+        that come anew without end would all go before one that has had a turn.
+        """
+        had = request.known if request.started is not None else 0
         if request.client in self._following:
-            self._following[request.client] -= request.limit - (request.known if request.started else 0)
+            self._following[request.client] -= request.limit - had
+        self._now += had / len({request.client, *(other.client for other in self._requests)})
 
     def clear(self) -> None:
         """Forgets all of them."""
@@ -78,6 +85,6 @@ def patient(request: Request) -> bool:
     return request.overtaken >= PATIENCE
 
 
-def rank(request: Request) -> tuple[bool, int, int, int]:
+def rank(request: Request) -> tuple[bool, int, float, int]:
     """Lower ones come first."""
     return not patient(request), -request.priority, request.turn, request.index

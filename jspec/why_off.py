@@ -5,7 +5,10 @@ from jspec.request import Request
 
 
 def why_off(request: Request, drafter: Drafter) -> str | None:
-    """Why no draft token was verified, in any round or in those that the schedule left plain; None if some were."""
+    """Why no draft token was verified, in any round or in those that the schedule left plain.
+
+    None if some were.
+    """
     if request.settings.draft_length == 0:
         return "the request turned it off"
     if not drafter.draft_length:

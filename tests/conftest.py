@@ -4,6 +4,7 @@ import gc
 import os
 import pathlib
 import re
+import sys
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -25,6 +26,7 @@ EXTENDED_MODULES = {
     "test_schedule_commands",
     "test_simulate",
     "test_compiled_rounds",
+    "test_compiled_update",
     "test_depth_samples",
     "test_eagle3_objective",
     "test_rollouts",
@@ -32,6 +34,7 @@ EXTENDED_MODULES = {
     "test_benchmark_scripts",
     "test_check_eagle",
     "test_eagle_mesh",
+    "test_two_processes",
     "test_eagle_training",
     "test_sequential_training",
 }
@@ -50,7 +53,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 @pytest.fixture(autouse=True)
 def all_optimisations(request):
-    """For tests marked `optimized`; in others XLA leaves most out, as tiny models compile for longer than they run."""
+    """For tests marked `optimized`; in others XLA leaves most out: tiny models compile longer than they run."""
     if request.node.get_closest_marker("optimized") is None:
         yield
         return
@@ -65,6 +68,10 @@ def few_memory_maps():
     yield
     maps = pathlib.Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MAPS:
+        for name in ("contract.engines", "contract.reused_prefixes"):
+            # Their engines would trace their programs again, which tests take for a fault.
+            if name in sys.modules:
+                sys.modules[name].shared.cache_clear()
         jax.clear_caches()
         gc.collect()
 
@@ -83,3 +90,9 @@ def pytest_collection_modifyitems(items):
 
 def pytest_addoption(parser):
     parser.addoption("--cases", metavar="DIR", help="folder of golden cases for tests/conformance")
+    parser.addoption(
+        "--random-bodies",
+        type=int,
+        default=300,
+        help="that tests/jspec_serve/test_fuzz.py makes from the OpenAPI",
+    )

@@ -66,9 +66,15 @@ class Brake:
                 self._changed.notify()
         until(lambda: self.blocked)
 
+    def allow(self, count: int) -> None:
+        """Lets so many rounds run whenever there are some; waits for none."""
+        with self._changed:
+            self._allowed = count
+            self._changed.notify()
+
     def release(self) -> None:
         with self._changed:
-            self.engaged = False
+            self.engaged, self._allowed = False, 0
             self._changed.notify()
 
 

@@ -4,7 +4,7 @@ _SYSTEM = (
     'You call functions. Answer with one JSON object, {"name": <function name>, '
     '"arguments": {<argument>: <value>}}, and nothing else.'
 )
-# Two worked calls as earlier turns: told in one message, a small model describes functions instead of calling them.
+# Two worked calls as earlier turns: told in one message, a small model describes functions and calls none.
 _EXAMPLES = (
     (
         "timer.start(minutes: integer): Starts a timer",

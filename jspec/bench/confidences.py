@@ -38,7 +38,8 @@ def record(
     Rounds are left out if not every position could have been accepted: short proposals, the end of a text.
 
     Raises:
-      ValueError: the engine has a schedule, its drafter drafts trees or gives no confidence, or no round is left.
+      ValueError: the engine has a schedule, its drafter drafts trees or gives no confidence, or no round is
+        left.
     """
     drafter = engine.method.drafter
     if engine.method.scheduled or drafter.draft_depth != drafter.draft_length:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jspec.text.file import read_text
+
 Chat = list[dict[str, Any]]
 
 _STORY = (
@@ -72,8 +74,8 @@ def chats_by_task(path: str | Path | None = None) -> dict[str, tuple[Chat, ...]]
     """The built-in prompts, or those of a JSON Lines file, as chats.
 
     Args:
-      path: of objects with "prompt" (a text) or "messages" (objects with "role" and "content"), and optionally
-        "task"; None = built-in ones.
+      path: of objects with "prompt" (a text) or "messages" (objects with "role" and "content"), and
+        optionally "task"; None = built-in ones.
 
     Raises:
       ValueError: no such file, a line that is no such object, or no line at all.
@@ -81,13 +83,7 @@ def chats_by_task(path: str | Path | None = None) -> dict[str, tuple[Chat, ...]]
     if path is None:
         return {task: tuple(map(asked, texts)) for task, texts in PROMPTS.items()}
     tasks: dict[str, list[Chat]] = {}
-    try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8 text"
-        raise ValueError(
-            f"prompts: expected JSON Lines, got {str(path)!r} ({reason}); check the path"
-        ) from problem
+    text = read_text("prompts", path, expected="JSON Lines")
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -112,7 +108,7 @@ def _chat_of(row: Mapping[str, Any]) -> Chat | None:
     match row:
         case {"prompt": str(text)} if text and "messages" not in row:
             return asked(text)
-        case {"messages": [_, *_] as messages} if "prompt" not in row:
+        case {"messages": list(messages)} if messages and "prompt" not in row:
             fine = all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
             return messages if fine else None
     return None

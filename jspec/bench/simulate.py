@@ -40,8 +40,8 @@ def simulate(
 ) -> Outcome:
     """Decodes the traces' requests in a closed loop: when one ends, the next takes its slot, over and over.
 
-    It ends once as many tokens were emitted as all traces hold, so that slots never run empty. The schedule is the
-    one that an engine uses, its relay and lag included.
+    It ends once as many tokens were emitted as all traces hold, so that slots never run empty. The schedule
+    is the one that an engine uses, its relay and lag included.
 
     Args:
       traces: of as many draft tokens each.
@@ -81,25 +81,26 @@ def simulate(
             slots=tuple(slots),
             generations=tuple(generations[s] for s in slots),
             ready=ready,
+            least_survival=(0.0,) * len(slots),
             context=sum(position for _, position in running.values()),
         )
-        if policy == "plain":
-            bucket = ladder.decode(len(slots), [0])
-        elif policy == "full":
-            bucket = ladder.decode(len(slots), ready)
+        decision = scheduler.choose(lanes) if policy == "scheduled" else None
+        if decision is not None:
+            bucket = decision.bucket
         else:
-            bucket = scheduler.choose(lanes)
+            bucket = ladder.decode(len(slots), [0] if policy == "plain" else ready)
         confidence = np.stack([traces[running[s][0]].confidence[running[s][1]] for s in slots])
         survival = np.cumprod(confidence, axis=1)
         lengths = np.zeros((len(slots),), np.int64)
         if bucket.budget:
             budget = bucket.nodes - len(slots)
             room += budget
-            if policy == "full":
+            if decision is None:
                 lengths = np.asarray(ready)
             else:
                 lengths = allotted(survival, np.asarray(ready), budget)
-                scheduler.publish(lanes, Arrived(rows=survival.astype(np.float32)))
+                arrived = Arrived(rows=survival.astype(np.float32))
+                scheduler.publish(decision, arrived, here=[True] * len(slots))
         seconds += costs.round_seconds(len(slots), bucket, lanes.context)
         rounds += 1
         verified += int(lengths.sum())

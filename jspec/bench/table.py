@@ -9,7 +9,10 @@ from rich.table import Table
 
 from jspec.bench.costs import Cost
 from jspec.bench.measure import Measurement
-from jspec.bench.simulate import POLICIES, Outcome
+from jspec.bench.scenarios import Outcome
+from jspec.bench.simulate import POLICIES
+from jspec.bench.simulate import Outcome as SimulatedOutcome
+from jspec.bench.vocabularies import VocabularyCost
 
 # No lines between the columns: a terminal of 80 must hold them all.
 NARROW: dict[str, Any] = {"box": box.SIMPLE, "padding": (0, 1, 0, 0), "pad_edge": False}
@@ -69,7 +72,7 @@ def cost_table(costs: Sequence[Cost]) -> Table:
     return table
 
 
-def simulation_table(rows: Mapping[str, Sequence[Mapping[str, Outcome]]]) -> Table:
+def simulation_table(rows: Mapping[str, Sequence[Mapping[str, SimulatedOutcome]]]) -> Table:
     """One row per cost curve and concurrency: speeds as multiples of plain decoding's.
 
     Args:
@@ -89,6 +92,41 @@ def simulation_table(rows: Mapping[str, Sequence[Mapping[str, Outcome]]]) -> Tab
                 f"{scheduled / max(plain, full):.3f}",
                 f"{row['scheduled'].verified / row['scheduled'].rounds:.1f}",
             )
+    return table
+
+
+def scenario_table(outcomes: Sequence[Outcome]) -> Table:
+    """One row per case and variant of one scenario."""
+    table = Table(**NARROW, title=f"{outcomes[0].scenario}: plain against speculative, prompts included")
+    for heading in ("case", "variant", "tokens/s", "ratio", "decoding", "first", "mean commit", "identical"):
+        table.add_column(heading, justify="left" if heading in ("case", "variant") else "right")
+    for one in outcomes:
+        table.add_row(
+            one.case,
+            one.variant,
+            f"{one.tokens_per_second:.1f}",
+            f"{one.ratio:.2f}x",
+            "-" if one.decode_ratio is None else f"{one.decode_ratio:.2f}x",
+            f"{one.first_token_seconds * 1e3:.0f} ms",
+            "-" if one.mean_commit_length is None else f"{one.mean_commit_length:.2f}",
+            {None: "-", True: "yes", False: "NO"}[one.identical],
+        )
+    return table
+
+
+def vocabulary_table(costs: Sequence[VocabularyCost]) -> Table:
+    """One row per size of the vocabulary."""
+    table = Table(**NARROW, title="vocabulary: a block drafter beside plain rounds, random weights")
+    for heading in ("vocabulary", "plain", "with drafter", "of it drafting", "break-even mean commit"):
+        table.add_column(heading, justify="right")
+    for cost in costs:
+        table.add_row(
+            str(cost.vocabulary),
+            f"{cost.plain_seconds * 1e3:.1f} ms",
+            f"{cost.seconds * 1e3:.1f} ms",
+            f"{cost.draft_share:.0%}",
+            f"{cost.break_even:.2f}" + ("" if cost.attainable else " (needs more than it can accept)"),
+        )
     return table
 
 

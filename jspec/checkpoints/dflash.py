@@ -1,8 +1,10 @@
 """DFlash, DFlash 2, DSpark and Domino drafters from the public formats: config.json and safetensors weights.
 
-Read are the layouts of SpecForge and SGLang, of the `speculators` library (DFlash and DFlash 2), and of DeepSpec.
+Read are the layouts of SpecForge and SGLang, of the `speculators` library (DFlash and DFlash 2), and of
+DeepSpec.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from jspec.drafters.dflash_tree import dflash_tree
 from jspec.drafters.domino import domino
 from jspec.drafters.dspark import dspark
 from jspec.drafters.tree_shape import TreeShape
-from jspec.targets.decoder import decoder_units
+from jspec.targets.decoder import decoder_units, with_kv_copies
 
 
 def load_dflash(
@@ -36,6 +38,8 @@ def load_dflash(
     draft_length: int | None = None,
     mesh: Mesh | None = None,
     tree: TreeShape | None = None,
+    *,
+    replicated: bool = False,
 ) -> LoadedDrafter[DFlash]:
     """Loads a drafter with a DFlash backbone from a folder; its architecture says of which method.
 
@@ -45,6 +49,7 @@ def load_dflash(
       draft_length: see `jspec.drafters.dflash.dflash`.
       mesh: splits weights by `jspec.sharding`, as the target's; None = the default device.
       tree: for DFlash, a shape to draft instead of a chain; see `jspec.drafters.dflash_tree.dflash_tree`.
+      replicated: every device of the mesh gets the whole drafter instead.
 
     Raises:
       ValueError: naming the file and the key or tensor that is missing, unknown, damaged or not
@@ -52,7 +57,9 @@ def load_dflash(
     """
     path = Path(path)
     values = read_json(path / "config.json")
-    loaded = dflash_from_tensors(values, open_safetensors(path), dtype, draft_length, mesh, tree)
+    loaded = dflash_from_tensors(
+        values, open_safetensors(path), dtype, draft_length, mesh, tree, replicated=replicated
+    )
     config = loaded.drafter.config
     ids = dflash_net(config, loaded.params).draft_ids
     if ids is not None:
@@ -67,6 +74,8 @@ def dflash_from_tensors(
     draft_length: int | None = None,
     mesh: Mesh | None = None,
     tree: TreeShape | None = None,
+    *,
+    replicated: bool = False,
 ) -> LoadedDrafter[DFlash]:
     """Builds a drafter from a parsed config.json and its open weights; see `load_dflash`."""
     try:
@@ -89,8 +98,12 @@ def dflash_from_tensors(
     check_tensors(config.identity, leaves, plan, tensors)
     if config.draft_vocab_size is not None:
         check_ids(np.asarray(tensors.read("draft_ids")), decoder.vocab_size, f"{tensors.where}, 'draft_ids'")
+    decoder = with_kv_copies(dataclasses.replace(decoder, replicated=replicated), mesh)
+    config = dataclasses.replace(config, decoder=decoder)
+    leaves = dflash_leaves(config, jnp.dtype(dtype))
     return LoadedDrafter(
-        drafter=drafter, params=read_leaves(leaves, plan, tensors, decoder_units(decoder), mesh)
+        drafter=dataclasses.replace(drafter, config=config),
+        params=read_leaves(leaves, plan, tensors, decoder_units(decoder), mesh, replicated=replicated),
     )
 
 

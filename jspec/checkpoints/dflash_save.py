@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -129,7 +130,9 @@ def write_drafter(
     with new_folder(Path(folder)) as hidden:
         # transformers refuses files that do not say which framework wrote them.
         save_file(dict(sorted(tensors.items())), hidden / SINGLE, metadata={"format": "pt"})
-        (hidden / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+        config = hidden / "config.json"
+        config.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+        shutil.copymode(config, hidden / SINGLE)  # safetensors lets only the owner read, whatever the umask
         for name, text in extra.items():
             (hidden / name).write_text(text)
 

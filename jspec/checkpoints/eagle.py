@@ -29,7 +29,7 @@ from jspec.drafters.eagle_net import EagleConfig, eagle_leaves, eagle_net
 from jspec.drafters.tree_shape import TreeShape
 from jspec.features import layer_outputs
 from jspec.net import Leaf
-from jspec.targets.decoder import decoder_units
+from jspec.targets.decoder import decoder_units, with_kv_copies
 
 
 def load_eagle(
@@ -42,6 +42,7 @@ def load_eagle(
     num_target_layers: int | None = None,
     mask_token_id: int | None = None,
     norm_output: Meaning | None = None,
+    replicated: bool = False,
 ) -> LoadedDrafter[Eagle]:
     """Loads an EAGLE, EAGLE-3 or P-EAGLE drafter from a folder; its config says which.
 
@@ -57,6 +58,7 @@ def load_eagle(
       norm_output: whose meaning the config's key of that name has: "specforge" (the head reads the normed
         state) or "sglang" (the normed state is fed back). None = SpecForge's where the layer is called
         `midlayer`, else SGLang's.
+      replicated: every device of the mesh gets the whole drafter instead.
 
     Raises:
       ValueError: naming the file and the key or tensor that is missing, unknown, damaged or not
@@ -73,6 +75,7 @@ def load_eagle(
         num_target_layers=num_target_layers,
         mask_token_id=mask_token_id,
         norm_output=norm_output,
+        replicated=replicated,
     )
     config = loaded.drafter.config
     ids = eagle_net(config, loaded.params).draft_ids
@@ -92,8 +95,43 @@ def eagle_from_tensors(
     num_target_layers: int | None = None,
     mask_token_id: int | None = None,
     norm_output: Meaning | None = None,
+    replicated: bool = False,
 ) -> LoadedDrafter[Eagle]:
     """Builds a drafter from a parsed config.json and its open weights; see `load_eagle`."""
+    settings, tensors, config = _read(values, file, num_target_layers, mask_token_id, norm_output)
+    leaves = eagle_leaves(config, jnp.dtype(dtype))
+    check_vocabulary(config, tensors)
+    plan = _plan(config, settings, leaves, tensors)
+    check_tensors(config.identity, leaves, plan, tensors)
+    decoder = with_kv_copies(dataclasses.replace(config.decoder, replicated=replicated), mesh)
+    config = dataclasses.replace(config, decoder=decoder)
+    leaves = eagle_leaves(config, jnp.dtype(dtype))
+    return LoadedDrafter(
+        drafter=eagle(config, draft_length=draft_length, tree=tree),
+        params=read_leaves(leaves, plan, tensors, decoder_units(decoder), mesh, replicated=replicated),
+    )
+
+
+def eagle_drafter(
+    values: Mapping[str, Any],
+    file: TensorFile,
+    *,
+    draft_length: int | None = None,
+    tree: TreeShape | None = None,
+    num_target_layers: int | None = None,
+) -> Eagle:
+    """The drafter without its weights; of the file only names and shapes are looked at. See `load_eagle`."""
+    _, _, config = _read(values, file, num_target_layers)
+    return eagle(config, draft_length=draft_length, tree=tree)
+
+
+def _read(
+    values: Mapping[str, Any],
+    file: TensorFile,
+    num_target_layers: int | None,
+    mask_token_id: int | None = None,
+    norm_output: Meaning | None = None,
+) -> tuple[EagleSettings, PlainTensors, EagleConfig]:
     try:
         settings = read_eagle_config(values)
     except ValueError as error:
@@ -111,14 +149,7 @@ def eagle_from_tensors(
         )
     except ValueError as error:
         raise ValueError(f"config.json for {file.where}: {error}") from error
-    leaves = eagle_leaves(config, jnp.dtype(dtype))
-    check_vocabulary(config, tensors)
-    plan = _plan(config, settings, leaves, tensors)
-    check_tensors(config.identity, leaves, plan, tensors)
-    return LoadedDrafter(
-        drafter=eagle(config, draft_length=draft_length, tree=tree),
-        params=read_leaves(leaves, plan, tensors, decoder_units(settings.decoder), mesh),
-    )
+    return settings, tensors, config
 
 
 def eagle_config(

@@ -103,23 +103,33 @@ def check_tensors(identity: str, leaves: Sequence[Leaf], plan: Plan, file: Tenso
 
 
 def read_leaves(
-    leaves: Sequence[Leaf], plan: Plan, file: TensorFile, units: Mapping[str, int], mesh: Mesh | None
+    leaves: Sequence[Leaf],
+    plan: Plan,
+    file: TensorFile,
+    units: Mapping[str, int],
+    mesh: Mesh | None,
+    *,
+    replicated: bool = False,
 ) -> Params:
     """Streams all leaves to their dtype and devices; at no time is more than one leaf held twice.
 
     Args:
-      leaves: what is wanted, in the dtypes that it is wanted in.
+      leaves: what is wanted, in the dtypes that it is wanted in; it may have copies of the file's KV heads.
       plan: where it comes from.
       file: checked by `check_tensors`.
       units: see `jspec.sharding.leaf_sharding`.
       mesh: splits the leaves; None = the default device.
+      replicated: the mesh does not split them: every device gets all of them.
 
     Raises:
       ValueError: if the mesh cannot split them.
     """
-    shardings = [None if mesh is None else leaf_sharding(leaf.axes, units, mesh) for leaf in leaves]
+    shardings = [
+        None if mesh is None else leaf_sharding(() if replicated else leaf.axes, units, mesh)
+        for leaf in leaves
+    ]
     return tuple(
-        _place(_values(plan.origins[leaf.path], file), leaf, sharding)
+        _place(_copied(_values(plan.origins[leaf.path], file), leaf, units), leaf, sharding)
         for leaf, sharding in zip(leaves, shardings, strict=True)
     )
 
@@ -129,6 +139,17 @@ def _values(origin: Origin, file: TensorFile) -> np.ndarray:
     if origin.transform is not None:
         values = origin.transform(values)
     return values.T if origin.transposed else values
+
+
+def _copied(values: np.ndarray, leaf: Leaf, units: Mapping[str, int]) -> np.ndarray:
+    """Every KV head as often as the leaf has it, copies side by side (see `DecoderConfig.kv_copies`)."""
+    if "kv_heads" not in leaf.axes or values.shape == leaf.shape:
+        return values
+    axis, heads = leaf.axes.index("kv_heads"), units["kv_heads"]
+    size = leaf.shape[axis] // heads
+    own = values.shape[axis] // size
+    pieces = values.reshape(*values.shape[:axis], own, size, *values.shape[axis + 1 :])
+    return np.repeat(pieces, heads // own, axis=axis).reshape(leaf.shape)
 
 
 def _place(values: np.ndarray, leaf: Leaf, sharding: jax.sharding.Sharding | None) -> jax.Array:

@@ -13,7 +13,7 @@ from jspec.checkpoints.leaves import check_tensors, read_leaves
 from jspec.checkpoints.safetensors_files import open_safetensors
 from jspec.net import Params
 from jspec.targets.config import DecoderConfig
-from jspec.targets.decoder import DecoderTarget, decoder_leaves, decoder_units
+from jspec.targets.decoder import DecoderTarget, decoder_leaves, decoder_units, with_kv_copies
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -71,8 +71,9 @@ def load_target(
     else:
         raise ValueError(f"path: expected a model's folder or a .gguf file, got {path}; check that it exists")
     config = _limited(config, max_context)
+    check_tensors(config.identity, decoder_leaves(config, jnp.dtype(dtype)), plan, file)
+    config = with_kv_copies(config, mesh)
     leaves = decoder_leaves(config, jnp.dtype(dtype))
-    check_tensors(config.identity, leaves, plan, file)
     return LoadedTarget(
         target=DecoderTarget(config),
         params=read_leaves(leaves, plan, file, decoder_units(config), mesh),

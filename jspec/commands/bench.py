@@ -1,7 +1,7 @@
 """`jspec bench`: drafters against plain decoding, in one run."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +12,27 @@ from jspec.bench.calls import CALLS
 from jspec.bench.costs import best_draft_length, round_costs
 from jspec.bench.measure import measure
 from jspec.bench.prompts import PROMPTS, chats_by_task
+from jspec.bench.scenarios import SCENARIOS
 from jspec.bench.simulate import CURVES, compare, curve_costs
-from jspec.bench.table import as_json, cost_table, measurement_table, round_table, simulation_table
+from jspec.bench.table import (
+    as_json,
+    cost_table,
+    measurement_table,
+    round_table,
+    simulation_table,
+)
 from jspec.bench.traces import load_traces, synthetic_traces
-from jspec.commands.options import DEFAULT_CACHE, Calibration, CompilationCache, Dtype, Model, Schedule
+from jspec.bench.variants import chains
+from jspec.commands.options import (
+    DEFAULT_CACHE,
+    Calibration,
+    CompilationCache,
+    Dtype,
+    Model,
+    Schedule,
+    check_output,
+)
+from jspec.commands.scenarios import VOCABULARY, measure_scenarios, scenario_engines, scenario_names
 from jspec.drafters.simulated import simulated
 from jspec.drafters.tree_shape import parse_tree
 from jspec.engine import Engine
@@ -57,6 +74,13 @@ def bench(
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved; medians are reported.")] = 5,
     schedule: Schedule = None,
     calibration: Calibration = None,
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Work on which speculation may not pay: {', '.join(SCENARIOS)}, {VOCABULARY}, all. May be given several "
+            "times."
+        ),
+    ] = None,
     simulate: Annotated[
         bool,
         typer.Option(help="No model: what a schedule gains on acceptance traces, by cost and concurrency."),
@@ -80,22 +104,40 @@ def bench(
             "tree": tree,
             "task": task,
             "prompts": prompts,
+            "scenario": scenario,
             "calibration": calibration,
+            "json": output,
         }
-        for name, value in {**given, "json": output}.items():
-            if value:
-                raise ValueError(f"{name}: expected none with --simulate, got {value}; drop one of them")
+        refuse("--simulate", given)
         show_simulation(console, traces, schedule)
         return
     if traces is not None:
         raise ValueError(f"traces: expected none without --simulate, got {str(traces)!r}; drop it")
     if calibration is not None and schedule is None:
         raise ValueError(f"calibration: expected none without --schedule, got {calibration!r}; pass both")
-    settings = Settings(max_tokens=max_tokens, temperature=temperature, seed=seed if temperature else None)
-    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
-        raise ValueError(
-            f"json: expected a file in a folder that exists, got {str(output)!r}; check the path"
+    drafters = drafter or ["ngram"]
+    lengths = {
+        name: tuple(map(draft_tokens, values)) or (None,)
+        for name, values in by_drafter("draft_length", draft_length or (), drafters).items()
+    }
+    if scenario:
+        given = {"tree": tree, "task": task, "prompts": prompts, "temperature": temperature}
+        refuse("--scenario", given)
+        names = scenario_names(scenario)
+        check_output("json", output)
+        found = measure_scenarios(
+            console,
+            names,
+            lambda: scenario_engines(model, lengths, dtype, schedule, calibration, compilation_cache),
+            max_tokens=max_tokens,
+            repeats=repeats,
         )
+        if output is not None:
+            output.write_text(json.dumps(found, indent=1))
+            console.print(f"written to {output}")
+        return
+    settings = Settings(max_tokens=max_tokens, temperature=temperature, seed=seed if temperature else None)
+    check_output("json", output)
     tasks = chats_by_task(prompts)
     if prompts is None:
         tasks["calls"] = CALLS
@@ -105,8 +147,6 @@ def bench(
             f"task: expected some of {', '.join(tasks)}, got {', '.join(sorted(unknown))}; pick from these"
         )
     chats = {name: some for name, some in tasks.items() if not task or name in task}
-    drafters = drafter or ["ngram"]
-    lengths = by_drafter("draft_length", draft_length or (), drafters)
     shapes = by_drafter("tree", tree or (), [name for name in drafters if name not in NAMES])
     with console.status("loading the model") as status:
         plain = load(
@@ -117,16 +157,9 @@ def bench(
             prefix_cache=False,  # prompts are repeated only to measure them again
             compilation_cache=compilation_cache,
         )
-        engines = {"plain": plain}
-        for name in drafters:
-            for length in map(draft_tokens, lengths[name] or ("",)):
-                variant = f"{name} {length}" if len(lengths[name]) > 1 else name
-                engines[variant] = with_drafter(plain, name, draft_length=length)
-                if schedule is not None:
-                    engines[f"{variant} scheduled"] = with_drafter(
-                        plain, name, draft_length=length, schedule=schedule, calibration=calibration
-                    )
-            for shape in shapes.get(name, ()):
+        engines = chains(plain, lengths, schedule, calibration)
+        for name, found in shapes.items():
+            for shape in found:
                 engines[f"{name} {shape}"] = with_drafter(plain, name, tree=parse_tree(shape))
         measurements, measured = [], []
         for name, some in chats.items():
@@ -172,6 +205,13 @@ def bench(
         console.print(f"written to {output}")
 
 
+def refuse(option: str, given: Mapping[str, object]) -> None:
+    """Raises ValueError if one of these options, which would not be looked at, has been given, too."""
+    for name, value in given.items():
+        if value:
+            raise ValueError(f"{name}: expected none with {option}, got {value}; drop one of them")
+
+
 def by_drafter(option: str, values: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
     """What each drafter runs with.
 
@@ -199,11 +239,11 @@ def by_drafter(option: str, values: Sequence[str], names: Sequence[str]) -> dict
     return chosen
 
 
-def draft_tokens(text: str) -> int | None:
-    """A draft length; "" = the drafter's own."""
-    if text and not (text.isascii() and text.isdigit()):
+def draft_tokens(text: str) -> int:
+    """A draft length."""
+    if not (text.isascii() and text.isdigit()):
         raise ValueError(f"draft_length: expected a number of tokens, got {text!r}; write N or DRAFTER=N")
-    return int(text) if text else None
+    return int(text)
 
 
 def show_simulation(console: Console, traces: Path | None, schedule: str | None) -> None:

@@ -13,7 +13,14 @@ from jspec.bench.confidences import Recorded, record
 from jspec.bench.prompts import chats_by_task
 from jspec.bench.table import NARROW
 from jspec.bench.traces import recorded_traces, save_traces
-from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype, Model
+from jspec.commands.options import (
+    DEFAULT_CACHE,
+    CompilationCache,
+    DraftLength,
+    Dtype,
+    Model,
+    check_output,
+)
 from jspec.loading import load
 from jspec.schedule.calibration import (
     Fitted,
@@ -33,9 +40,7 @@ def calibrate(
     drafter: Annotated[str, typer.Option(help="Folder or hub id of a drafter that gives confidence.")],
     output: Annotated[Path, typer.Option(help="The calibration, a JSON file.")],
     model: Model = None,
-    draft_length: Annotated[
-        int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")
-    ] = None,
+    draft_length: DraftLength = None,
     dtype: Dtype = "float32",
     prompts: Annotated[
         Path | None,
@@ -58,10 +63,7 @@ def calibrate(
     if fit not in FITS:
         raise ValueError(f"fit: expected one of {', '.join(FITS)}, got {fit!r}; pick one of these")
     for name, path in (("output", output), ("plot", plot), ("traces", traces)):
-        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
-            raise ValueError(
-                f"{name}: expected a file in a folder that exists, got {str(path)!r}; check the path"
-            )
+        check_output(name, path)
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("plot: expected the package matplotlib, got none; pip install 'jspec[plots]'")
     console = Console()
@@ -131,7 +133,7 @@ def calibration_table(fitted: Fitted, outcomes: np.ndarray) -> Table:
 
 
 def reliability_plot(recorded: Recorded, outcomes: np.ndarray, fitted: Fitted, path: Path) -> None:
-    """Survival against the fraction accepted, before and after; a point per bin, its size how many fell in."""
+    """Survival against the fraction accepted, before and after; a point per bin, as large as it is full."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

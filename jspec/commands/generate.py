@@ -13,6 +13,15 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from jspec.commands.forms import (
+    Choice,
+    GrammarAfter,
+    GrammarFile,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    grammar_of,
+)
 from jspec.commands.options import (
     DEFAULT_CACHE,
     Calibration,
@@ -63,6 +72,12 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option()] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text, with or without a drafter.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")] = None,
+    json_schema: JsonSchema = None,
+    json_object: JsonObject = False,
+    regex: Regex = None,
+    grammar: GrammarFile = None,
+    choice: Choice = None,
+    grammar_after: GrammarAfter = None,
     max_context: MaxContext = None,
     max_slots: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 4,
     compilation_cache: CompilationCache = DEFAULT_CACHE,
@@ -77,6 +92,14 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
         stop=tuple(stop or ()),
+        grammar=grammar_of(
+            json_schema=json_schema,
+            json_object=json_object,
+            regex=regex,
+            file=grammar,
+            choice=choice,
+            after=grammar_after,
+        ),
     )
     refuse_models(texts or (), others=bool(prompt or file))
     rows = [

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,8 @@ Drafter = Annotated[
     str,
     typer.Option(help='"ngram", "ngram-tree", "plain", or the folder or hub id of a drafter checkpoint.'),
 ]
+DraftLength = Annotated[int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")]
+Topology = Annotated[str, typer.Option(help="v5e:2x4, v6e:2x2, v5p:2x2x2, tpu7x:2x2x1, ...")]
 Tree = Annotated[
     str | None,
     typer.Option(
@@ -34,10 +37,15 @@ Schedule = Annotated[
 ]
 Calibration = Annotated[str | None, typer.Option(help="File of jspec calibrate, for the schedule.")]
 Overlap = Annotated[
-    bool | None,
-    typer.Option(
-        help="Launch a round before the one before it is read. Left out: unless the device is the CPU."
-    ),
+    bool, typer.Option("--overlap/--no-overlap", help="Launch a round before the one before it is read.")
 ]
 MaxContext = Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")]
 DEFAULT_CACHE = "~/.cache/jspec/compiled"
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Raises ValueError if that file cannot be written; for before the work, whose results it would hold."""
+    if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+        raise ValueError(
+            f"{option}: expected a file in a folder that exists, got {str(path)!r}; check the path"
+        )

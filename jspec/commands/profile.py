@@ -10,7 +10,7 @@ from rich.table import Table
 from jspec.bench.profile import break_even_concurrency, gains, profile
 from jspec.bench.prompts import chats_by_task
 from jspec.bench.table import NARROW
-from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype, Model
+from jspec.commands.options import DEFAULT_CACHE, CompilationCache, DraftLength, Dtype, Model
 from jspec.loading import load
 from jspec.results import add
 from jspec.schedule.costs import MOST_SPREAD, MeasuredCosts, save_costs
@@ -20,9 +20,7 @@ from jspec.settings import Settings
 def profile_command(
     drafter: Annotated[list[str], typer.Option(help="May be given several times.")],
     model: Model = None,
-    draft_length: Annotated[
-        int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")
-    ] = None,
+    draft_length: DraftLength = None,
     dtype: Dtype = "float32",
     max_slots: Annotated[int, typer.Option(min=1, help="Most requests at a time.")] = 8,
     context: Annotated[int, typer.Option(min=1, help="Tokens per request when a round is timed.")] = 64,

@@ -7,6 +7,7 @@ from typing import Any
 
 from jspec.prompts import Prompt, checked
 from jspec.settings import Settings, settings_from_json
+from jspec.text.file import read_text
 
 KINDS = ("prompt", "messages", "ids")
 ALLOWED = (*KINDS, "settings", "task")  # "task" is read by `jspec bench`
@@ -28,13 +29,7 @@ def read_rows(path: Path, settings: Settings) -> list[Row]:
     Raises:
       ValueError: the file cannot be read, or a line is no prompt or has a setting that is wrong.
     """
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8 text"
-        raise ValueError(
-            f"file: expected JSON Lines, got {str(path)!r} ({reason}); check the path"
-        ) from problem
+    text = read_text("file", path, expected="JSON Lines")
     rows = []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():

@@ -82,9 +82,10 @@ class DFlash:
             num_layers=decoder.num_layers,
             num_pages=group.pages.num_pages,
             page_size=group.pages.page_size,
-            num_kv_heads=decoder.num_kv_heads,
+            num_kv_heads=decoder.stored_kv_heads,
             head_size=decoder.head_size,
             dtype=group.pages.dtype,
+            whole=decoder.replicated,
         )
         head = (
             None

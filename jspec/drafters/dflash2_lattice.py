@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jspec.vocabulary import draw, largest
 from pallas_kernels.pytree import pytree
-from pallas_kernels.vocabulary_row.choices import argmax, draw
+from pallas_kernels.vocabulary_row.choices import argmax
 
 # Scores [blocks, candidates] of draft row j (static), given the tokens before.
 Score = Callable[[int, Int[Array, "blocks"]], Float[Array, "blocks candidates"]]
@@ -46,7 +47,7 @@ def top_candidates(logits: Float[Array, "*rows vocabulary"], top_k: int) -> Cand
       logits: transformed by `jspec.drafters.dflash_net.draft_logits`, float32. Rows with NaN give NaN.
       top_k: static.
     """
-    unary, ids = _top(logits.reshape(-1, logits.shape[-1]), top_k)
+    unary, ids = largest(logits.reshape(-1, logits.shape[-1]), top_k, here=_top)
     shape = (*logits.shape[:-1], top_k)
     broken = jnp.any(jnp.isnan(logits), axis=-1, keepdims=True)
     return Candidates(ids=ids.reshape(shape), unary=jnp.where(broken, jnp.nan, unary.reshape(shape)))

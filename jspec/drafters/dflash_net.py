@@ -204,7 +204,7 @@ class DFlashNet(nnx.Module):
         decoder = self.config.decoder
         context = self.project_context(features)
         turns = rotations(decoder, positions)
-        shape = (features.shape[0], decoder.num_kv_heads, decoder.head_size)
+        shape = (features.shape[0], decoder.stored_kv_heads, decoder.head_size)
         keys, values = [], []
         for kind, layer in zip(decoder.layer_kinds, self.layers, strict=True):
             attention = layer.attention

@@ -21,6 +21,7 @@ from jspec.round import Dense, Proposal, Sparse
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of
 from jspec.targets.view import TargetView
+from jspec.vocabulary import largest
 from pallas_kernels.vocabulary_row.choices import argmax
 
 
@@ -102,7 +103,8 @@ def dspark(config: DFlashConfig, *, draft_length: int | None = None) -> DSpark:
       ValueError: draft_length out of range, or another method's config.
 
     Source: DSpark (arXiv 2607.05147), section 3.1; SGLang 0.5.23, models/dspark.py. Differences: a draw is by
-    inverse CDF from coins of the request and its round; temperatures are applied below the best score, not clamped.
+    inverse CDF from coins of the request and its round; temperatures are applied below the best score, not
+    clamped.
     """
     if config.selector is not None or isinstance(config.head, Gru):
         raise ValueError(
@@ -113,7 +115,7 @@ def dspark(config: DFlashConfig, *, draft_length: int | None = None) -> DSpark:
 
 def best_columns(logits: Float[Array, "lanes drafts columns"], size: int) -> Int[Array, "lanes size"]:
     """The columns with the greatest logit in any row of the lane, ascending."""
-    return jnp.sort(jax.lax.top_k(jnp.max(logits, axis=1), size)[1], axis=1)
+    return jnp.sort(largest(jnp.max(logits, axis=1), size)[1], axis=1)
 
 
 def rule_of(

@@ -1,4 +1,4 @@
-"""What a draft adds on top of an EAGLE drafter's pages: rows of the branches that are grown, for this draft only."""
+"""What a draft adds to an EAGLE drafter's pages: rows of the branches that grow, for this draft only."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ class Rollout:
         cls, states: Float[Array, "lanes hidden"], decoder: DecoderConfig, dtype: DTypeLike
     ) -> "Rollout":
         """Nothing in flight yet; `states` are those of the lanes' last pairs."""
-        shape = (decoder.num_layers, states.shape[0], 0, decoder.num_kv_heads, decoder.head_size)
+        shape = (decoder.num_layers, states.shape[0], 0, decoder.stored_kv_heads, decoder.head_size)
         return cls(states=states[:, None], keys=jnp.zeros(shape, dtype), values=jnp.zeros(shape, dtype))
 
     def extended(

@@ -149,18 +149,18 @@ class DFlashObjective(BlockObjective):
         target, share, alpha = constants
         logits = row_logits(self.config, target, rows.hidden)
         normaliser = jax.nn.logsumexp(logits, axis=-1)
-        known = (rows.columns >= 0).astype(jnp.float32)
+        mask, known = rows.mask.astype(jnp.float32), (rows.columns >= 0).astype(jnp.float32)
         gold = at_labels(logits, rows.columns)
         cross_entropy, prob = normaliser - gold, jnp.exp(gold - normaliser) * known
         weights = self._weights(prob, rows.mask) * known
         correct = hits(logits, rows)
-        probs_if_supervised = jax.lax.stop_gradient(prob) * rows.mask
+        probs_if_supervised = jax.lax.stop_gradient(prob) * mask
         sums = {
             "weights": jnp.sum(weights),
-            "supervised": jnp.sum(rows.mask, axis=0),
+            "supervised": jnp.sum(mask, axis=0),
             "correct": jnp.sum(correct, axis=0),
             "label_prob": jnp.sum(probs_if_supervised, axis=0),
-            "blocks": jnp.sum(jnp.any(rows.mask > 0, axis=1).astype(jnp.float32)),
+            "blocks": jnp.sum(jnp.any(rows.mask, axis=1).astype(jnp.float32)),
             "expected_accept": jnp.sum(jnp.cumprod(probs_if_supervised, axis=1)),
             "accept": jnp.sum(jnp.cumprod(correct, axis=1)),
         }
@@ -178,7 +178,7 @@ class DFlashObjective(BlockObjective):
     def _weights(self, prob: Array, mask: Array) -> Array:
         if self.weighting == "position":
             return mask * draft_weights(mask.shape[1], self.gamma)[None]
-        return dpace_weights(prob, mask > 0, alpha=self.dpace_alpha, form=self.weighting)
+        return dpace_weights(prob, mask, alpha=self.dpace_alpha, form=self.weighting)
 
     def _selector_sums(
         self, rows: DraftRows, logits: Array, weights: Array, net: DFlashNet
@@ -198,16 +198,17 @@ class DFlashObjective(BlockObjective):
         projected = selector.project(hidden)
         scores = selector.scores(projected, rows.predecessors, candidates.ids, candidates.unary)
         is_label = candidates.ids == rows.labels[:, :, None]
-        covered = jnp.any(is_label, axis=-1) * rows.mask
+        covered = (jnp.any(is_label, axis=-1) & rows.mask).astype(jnp.float32)
         gold = jnp.sum(jnp.where(is_label, scores, 0), axis=-1)
         cross_entropy = (jax.nn.logsumexp(scores, axis=-1) - gold) * covered
         best = jnp.take_along_axis(candidates.ids, jnp.argmax(scores, axis=-1)[..., None], axis=-1)[..., 0]
         walked = _greedy_walk(selector, jax.lax.stop_gradient(projected), candidates, rows.predecessors[:, 0])
+        followed = ((walked == rows.labels) & rows.mask).astype(jnp.float32)
         return jnp.sum(weights * cross_entropy), {
             "covered": jnp.sum(covered, axis=0),
             "selector_correct": jnp.sum((best == rows.labels) * covered, axis=0),
             "oracle_accept": jnp.sum(jnp.cumprod(covered, axis=1)),
-            "walk_accept": jnp.sum(jnp.cumprod((walked == rows.labels) * rows.mask, axis=1)),
+            "walk_accept": jnp.sum(jnp.cumprod(followed, axis=1)),
         }
 
     def _combine(self, numerator: Array, sums: dict[str, Array], rows: int) -> Terms:

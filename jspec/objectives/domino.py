@@ -30,8 +30,8 @@ from jspec.objectives.terms import Terms
 class DominoObjective(BlockObjective):
     """The loss of a Domino drafter over random anchors: l x base + (1 - l) x corrected cross-entropy.
 
-    l begins at `base_start` and falls linearly to 0 over `base_ratio` of the updates, so that the backbone learns
-    before the head leans on it. A token that is not supervised has no weight, those behind it do.
+    l begins at `base_start` and falls linearly to 0 over `base_ratio` of the updates, so that the backbone
+    learns before the head leans on it. A token that is not supervised has no weight, those behind it do.
 
     Source: SpecForge a6b6b023, `OnlineDominoModel`; without its 1e-6 in the denominator.
     """
@@ -95,11 +95,11 @@ class DominoObjective(BlockObjective):
         base = row_logits(self.config, target, rows.hidden)
         latents = teacher_forced(net.head, rows.hidden, net.head.read(rows.predecessors, embed))
         corrected = base + correction(latents, net.head.output[...])
-        weights = rows.mask * (rows.columns >= 0) * draft_weights(rows.mask.shape[1], self.gamma)[None]
+        weights = (rows.mask & (rows.columns >= 0)) * draft_weights(rows.mask.shape[1], self.gamma)[None]
         sums = {
             "weights": jnp.sum(weights),
-            "supervised": jnp.sum(rows.mask, axis=0),
-            "blocks": jnp.sum(jnp.any(rows.mask > 0, axis=1).astype(jnp.float32)),
+            "supervised": jnp.sum(rows.mask, axis=0, dtype=jnp.float32),
+            "blocks": jnp.sum(jnp.any(rows.mask, axis=1).astype(jnp.float32)),
         }
         for prefix, logits in (("base_", base), ("", corrected)):
             gold = at_labels(jax.nn.log_softmax(logits, axis=-1), rows.columns)

@@ -1,4 +1,4 @@
-"""The rows of a batch's blocks that draft, one block after the other: what every block objective sums over."""
+"""The rows of a batch's blocks that draft, block after block: what every block objective sums over."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jspec.drafters.dflash import dflash_net
 from jspec.drafters.dflash_net import DFlashConfig, DFlashNet, draft_logits
@@ -24,14 +24,14 @@ from pallas_kernels.pytree import pytree
 
 @pytree
 class DraftRows:
-    """Rows that predict; a row that does not (the anchor's, of most DFlash drafters) never reaches the head."""
+    """Rows that predict; one that does not (the anchor's, of most DFlash drafters) never reaches the head."""
 
     hidden: Float[Array, "blocks drafts hidden"]
     labels: Int[Array, "blocks drafts"]
     columns: Int[Array, "blocks drafts"]  # of the logits; -1 where the label cannot be drafted
     predecessors: Int[Array, "blocks drafts"]  # the token before the label
     before: Int[Array, "blocks drafts"]  # where it stands: token row times tokens + place in it
-    mask: Float[Array, "blocks drafts"]  # 1 where the label is supervised
+    mask: Bool[Array, "blocks drafts"]  # the label is supervised
 
 
 def draft_rows(
@@ -82,7 +82,7 @@ def draft_rows(
         columns=columns_of(target, labels),
         predecessors=flat(targets.predecessors),
         before=flat(targets.before + starts),
-        mask=flat(targets.mask).astype(jnp.float32),
+        mask=flat(targets.mask),
     )
 
 
@@ -106,7 +106,7 @@ def summed_over_blocks(
     Returns:
       As `jspec.objectives.live_chunks.summed_over_live_chunks`.
     """
-    live = jnp.any(rows.mask > 0, axis=1)
+    live = jnp.any(rows.mask, axis=1)
     first = jnp.argsort(~live, stable=True)
     ordered = jax.tree.map(lambda array: array[first], rows)
     return summed_over_live_chunks(sums_of, params, constants, ordered, live, chunk=chunk)
@@ -137,4 +137,4 @@ def at_labels(
 
 def hits(scores: Float[Array, "blocks drafts columns"], rows: DraftRows) -> Float[Array, "blocks drafts"]:
     """1 where a row is supervised and its label has the best score. One that cannot be drafted is missed."""
-    return (jnp.argmax(scores, axis=-1) == rows.columns) * rows.mask
+    return ((jnp.argmax(scores, axis=-1) == rows.columns) & rows.mask).astype(jnp.float32)

@@ -51,12 +51,13 @@ class DSparkObjective(BlockObjective):
     """The loss of a DSpark drafter over random anchors: a weighted mean over rows; see `terms`.
 
     "dspark" adds the three terms with their weights; `gamma` is its own. "dpard" replaces the first two
-    by -2 log sum sqrt(p q), and the weight of a row by how many tokens it still decides about, as D-PACE with the
-    exact acceptance for the drafter's probability of the label (`jspec.objectives.weights`).
+    by -2 log sum sqrt(p q), and the weight of a row by how many tokens it still decides about, as D-PACE with
+    the exact acceptance for the drafter's probability of the label (`jspec.objectives.weights`).
 
     Source: SpecForge a6b6b023, `OnlineDSparkModel`, D-PARD as in its commit 0124aa92; deepseek-ai/DeepSpec,
-    `compute_dspark_loss`. Differences: one denominator for all terms, exact over micro-batches; for D-PARD, where
-    SpecForge divides by the number of sequences and weighs the confidence by position, all terms share its weights.
+    `compute_dspark_loss`. Differences: one denominator for all terms, exact over micro-batches; for D-PARD,
+    where SpecForge divides by the number of sequences and weighs the confidence by position, all terms share
+    its weights.
     """
 
     loss: DSparkLoss = "dspark"
@@ -101,10 +102,10 @@ class DSparkObjective(BlockObjective):
         read, states = split_features(batch, self.captured, self.config.target_hidden_size)
         own = dataclasses.replace(batch, features=read)
         rows = draft_rows(self.config, params, target, own, blocks, recompute=self.recompute)
-        rows = dataclasses.replace(rows, mask=jnp.cumprod(rows.mask, axis=1))
+        rows = dataclasses.replace(rows, mask=jnp.cumprod(rows.mask, axis=1) > 0)
         # One long row of tokens: a block's rows say where in it their predecessors are.
         flat = states.reshape(1, -1, states.shape[2])
-        wanted = jnp.zeros(flat.shape[:2], jnp.bool_).at[0, rows.before].max(rows.mask > 0)
+        wanted = jnp.zeros(flat.shape[:2], jnp.bool_).at[0, rows.before].max(rows.mask)
         teacher = read_teacher(target, flat, wanted)
         numerator, sums = summed_over_blocks(
             self._sums, params, (target, teacher), rows, chunk=self.chunk_blocks
@@ -130,6 +131,7 @@ class DSparkObjective(BlockObjective):
         # What the drafter cannot draft is the target's alone.
         l1 = jnp.sum(jnp.abs(q - p), axis=-1) + jnp.maximum(1 - jnp.sum(p, axis=-1), 0)
         accept = jax.lax.stop_gradient(jnp.clip(1 - l1 / 2, 0, 1))
+        mask = rows.mask.astype(jnp.float32)
         weights = self._weights(accept, rows.mask)
         if self.loss == "dspark":
             loss = self.cross_entropy_weight * cross_entropy + self.l1_weight * l1
@@ -141,27 +143,27 @@ class DSparkObjective(BlockObjective):
             "weights": jnp.sum(weights),
             "cross_entropy_loss": jnp.sum(weights * cross_entropy),
             "l1_loss": jnp.sum(weights * l1),
-            "rows": jnp.sum(rows.mask, axis=0),
-            "blocks": jnp.sum(rows.mask[:, 0]),
-            "cross_entropy": jnp.sum(cross_entropy * rows.mask, axis=0),
+            "rows": jnp.sum(mask, axis=0),
+            "blocks": jnp.sum(mask[:, 0]),
+            "cross_entropy": jnp.sum(cross_entropy * mask, axis=0),
             "accuracy": jnp.sum(correct, axis=0),
-            "acceptance": jnp.sum(accept * rows.mask, axis=0),
-            "teacher_agreement": jnp.sum(agrees * rows.mask, axis=0),
-            "teacher_top_prob": jnp.sum(jnp.max(p, axis=-1) * rows.mask, axis=0),
-            "draft_top_prob": jnp.sum(jnp.max(q, axis=-1) * rows.mask, axis=0),
-            "tau": jnp.sum(rows.mask[:, 0]) + jnp.sum(jnp.cumprod(accept * rows.mask, axis=1)),
+            "acceptance": jnp.sum(accept * mask, axis=0),
+            "teacher_agreement": jnp.sum(agrees * mask, axis=0),
+            "teacher_top_prob": jnp.sum(jnp.max(p, axis=-1) * mask, axis=0),
+            "draft_top_prob": jnp.sum(jnp.max(q, axis=-1) * mask, axis=0),
+            "tau": jnp.sum(mask[:, 0]) + jnp.sum(jnp.cumprod(accept * mask, axis=1)),
             "accept_length": jnp.sum(jnp.cumprod(correct, axis=1)),
         }
         numerator = jnp.sum(weights * loss)
         if net.confidence_head is not None:
             score = net.confidence_head.logits(rows.hidden, read)
-            sums |= _confidence_sums(score, accept, rows.mask, weights)
+            sums |= _confidence_sums(score, accept, mask, weights)
             numerator = numerator + self.confidence_weight * sums["confidence_loss"]
         return numerator, sums
 
     def _weights(self, accept: Array, mask: Array) -> Array:
         if self.loss == "dpard":
-            return dpace_weights(accept, mask > 0, alpha=self.dpard_alpha, form="dpace")
+            return dpace_weights(accept, mask, alpha=self.dpard_alpha, form="dpace")
         return mask * draft_weights(mask.shape[1], self.gamma)[None]
 
     def _combine(self, numerator: Array, sums: dict[str, Array]) -> Terms:
@@ -197,8 +199,8 @@ def _confidence_sums(
 ) -> dict[str, Array]:
     """Cross-entropy of the confidence with the acceptance, and how well it is calibrated.
 
-    The bins hold, for each tenth of the confidence, how many rows fell into it, and the sums of their confidence and
-    of their acceptance: a reliability plot, and what `calibration_error` reads.
+    The bins hold, for each tenth of the confidence, how many rows fell into it, and the sums of their
+    confidence and of their acceptance: a reliability plot, and what `calibration_error` reads.
     """
     confidence = jax.nn.sigmoid(score)
     survival = jnp.cumprod(confidence * mask, axis=1) - jnp.cumprod(accept * mask, axis=1)
@@ -216,7 +218,7 @@ def _confidence_sums(
 
 
 def calibration_error(terms: Terms) -> Float[Array, ""]:
-    """Expected calibration error of the confidence: gap between confidence and acceptance, over bins of equal width.
+    """Expected calibration error of the confidence: its gap to the acceptance, over bins of equal width.
 
     Args:
       terms: of a drafter with a confidence head, added up over as many batches as wanted.

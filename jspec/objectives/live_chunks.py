@@ -1,8 +1,8 @@
 """A loss summed over the rows that have one, with the gradient made along the way.
 
-The usual way, a scan under `jax.checkpoint`, computes every chunk twice, and touches all weights for chunks in which
-nothing is supervised. Here the chunks that have something are computed once: the loss is a sum, so its gradient
-is the sum of the chunks' gradients, whatever the loss is multiplied with later.
+The usual way, a scan under `jax.checkpoint`, computes every chunk twice, and touches all weights for chunks
+in which nothing is supervised. Here the chunks that have something are computed once: the loss is a sum, so
+its gradient is the sum of the chunks' gradients, whatever the loss is multiplied with later.
 """
 
 from collections.abc import Callable
@@ -32,11 +32,11 @@ def summed_over_live_chunks(
 
     Args:
       terms_of: to (numerator, further sums); zeros for items that are all zero. It must not close over traced
-        arrays that gradients flow to.
+        arrays that gradients flow to: JAX raises then.
       theta: what gradients flow to, summed over chunks in float32. Arrays of integers in it are constants.
       constants: whatever else `terms_of` needs; no gradient flows to it.
-      items: a pytree of arrays with one leading axis in common; gradients flow to those of floats, and are zero for
-        items of chunks that are not computed.
+      items: a pytree of arrays with one leading axis in common; gradients flow to those of floats, and are
+        zero for items of chunks that are not computed. Masks are bools, so that nothing is made for them.
       live: items that add something. They come first, and chunks behind the last of them are not computed.
       chunk: items at a time.
 
@@ -131,7 +131,7 @@ def _total(at: Callable[..., Any], trained: list[Array], fixed: Any, pieces: Pie
         return out, (own, moved)
 
     def backward(grads: tuple[list[Array], list[Array]], cotangent: Any) -> Any:
-        own, moved = jax.tree.map(lambda grad: grad * cotangent[0].astype(grad.dtype), grads)
+        own, moved = jax.tree.map(lambda grad: (grad * cotangent[0]).astype(grad.dtype), grads)
         return own, None, (moved, None), None
 
     total.defvjp(forward, backward)

@@ -1,4 +1,4 @@
-"""Confidence, or the survival that comes of it, on its way to the host: two rounds late, and never waited for.
+"""Confidence, or the survival that comes of it, on its way to the host: two rounds late, never waited for.
 
 A budget may depend on anything that was known before its round's tokens were drawn. What is at least
 two rounds old is, and its copy from the device is done without anybody waiting: the host asks
@@ -73,7 +73,7 @@ class Relay:
         self._arriving.append((round_, list(slots), np.asarray(generations).copy(), rows))
 
     def resolve(self, round_: int, slots: Sequence[int]) -> Known | None:
-        """What may be known in round `round_`; None if nothing is old enough, or the newest has not arrived."""
+        """What may be known in a round; None if nothing is old enough, or the newest has not arrived."""
         due = round_ - self._lag
         if due < 0:
             return None

@@ -244,7 +244,7 @@ def lane_sweep(most: int) -> tuple[int, ...]:
 
 
 def check_probes(name: str, probes: Sequence[int], *, least: int) -> None:
-    """Raises ValueError unless there is a probe and they are whole, strictly ascending and from `least` on."""
+    """Raises ValueError unless there is a probe and they are whole, ascending and from `least` on."""
     if not probes or probes[0] < least or any(a >= b for a, b in itertools.pairwise(probes)):
         raise ValueError(
             f"{name}: expected whole numbers from {least} on in strictly ascending order, got {list(probes)}; "

@@ -47,6 +47,9 @@ class DecoderConfig:
     query_scale: float  # factor on q . k
     attention_softcap: float | None = None
     final_softcap: float | None = None
+    # Of every KV head. On a mesh of more devices than KV heads each device has a copy of the one that it needs.
+    kv_copies: int = 1
+    replicated: bool = False  # on a mesh, every device has all weights and pages of this model
 
     def __post_init__(self) -> None:
         sizes = (
@@ -59,6 +62,11 @@ class DecoderConfig:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads: expected a divisor of {self.num_heads} query heads, got {self.num_kv_heads}"
+            )
+        if self.num_heads % self.stored_kv_heads:
+            raise ValueError(
+                f"kv_copies: expected a divisor of {self.num_heads // self.num_kv_heads} query heads per KV head, "
+                f"got {self.kv_copies}"
             )
         if self.head_size % 2:
             raise ValueError(f"head_size: expected an even number (rope turns pairs), got {self.head_size}")
@@ -73,6 +81,11 @@ class DecoderConfig:
                 f"window: expected at least 1 and a window_rope for the window layers, got {self.window}, "
                 f"{self.window_rope}"
             )
+
+    @property
+    def stored_kv_heads(self) -> int:
+        """KV heads with their copies: those of weights and cache."""
+        return self.num_kv_heads * self.kv_copies
 
     @property
     def windows(self) -> dict[LayerKind, int | None]:

@@ -4,12 +4,14 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jspec.cache import Cache, GroupLayout, Pending
 from jspec.features import check_names
 from jspec.net import Leaf, Params, net_of
 from jspec.round import Nodes
+from jspec.sharding import MESH_AXES
 from jspec.targets.config import DecoderConfig, LayerKind
 from jspec.targets.layers import Decoder, paged, rotations
 from jspec.targets.target import Hidden
@@ -26,9 +28,17 @@ def decoder_units(config: DecoderConfig) -> dict[str, int]:
     return {
         "vocabulary": config.vocab_size,
         "heads": config.num_heads,
-        "kv_heads": config.num_kv_heads,
+        "kv_heads": config.stored_kv_heads,
         "mlp": config.intermediate_size,
     }
+
+
+def with_kv_copies(config: DecoderConfig, mesh: Mesh | None) -> DecoderConfig:
+    """The same model with its KV heads copied, if a mesh splits heads over a multiple of as many devices."""
+    parts = 1 if mesh is None else mesh.shape.get(MESH_AXES["kv_heads"], 1)
+    if config.replicated or parts % config.num_kv_heads or config.num_heads % parts:
+        return config
+    return dataclasses.replace(config, kv_copies=max(parts // config.num_kv_heads, 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +81,7 @@ class DecoderTarget:
         return tuple(
             GroupLayout(
                 num_layers=self.config.layer_kinds.count(kind),
-                num_kv_heads=self.config.num_kv_heads,
+                num_kv_heads=self.config.stored_kv_heads,
                 head_size=self.config.head_size,
                 window=self.config.window if kind == "window" else None,
             )
@@ -136,7 +146,7 @@ class DecoderTarget:
 
     def _pending(self, keys: list[Array], values: list[Array], dtype: Any, nodes: int) -> Pending:
         if not keys:
-            none = jnp.zeros((0, nodes, self.config.num_kv_heads, self.config.head_size), dtype)
+            none = jnp.zeros((0, nodes, self.config.stored_kv_heads, self.config.head_size), dtype)
             return Pending(k=none, v=none)
         return Pending(k=jnp.stack(keys), v=jnp.stack(values))
 

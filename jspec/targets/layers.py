@@ -26,7 +26,7 @@ def axis_sizes(config: DecoderConfig) -> dict[str, int]:
         "embedding_and_hidden": 2 * config.hidden_size,
         "mlp": config.intermediate_size,
         "heads": config.num_heads * config.head_size,
-        "kv_heads": config.num_kv_heads * config.head_size,
+        "kv_heads": config.stored_kv_heads * config.head_size,
         "head_size": config.head_size,
     }
 
@@ -132,8 +132,8 @@ class Attention(nnx.Module):
             return out.reshape(nodes, count, config.head_size)
 
         q = heads(self.query, self.query_bias, config.num_heads)
-        k = heads(self.key, self.key_bias, config.num_kv_heads)
-        v = heads(self.value, self.value_bias, config.num_kv_heads)
+        k = heads(self.key, self.key_bias, config.stored_kv_heads)
+        v = heads(self.value, self.value_bias, config.stored_kv_heads)
         if self.query_norm is not None and self.key_norm is not None:
             q = rms_norm(q, self.query_norm[...], config.norm_eps)
             k = rms_norm(k, self.key_norm[...], config.norm_eps)

@@ -15,7 +15,7 @@ from jspec.round import Proposal
 from jspec.target_rows import TargetRows
 from jspec.verify.greedy import node_numbers
 from jspec.verify.proposed import remainder, token_probs
-from pallas_kernels.vocabulary_row.choices import draw
+from jspec.vocabulary import draw
 
 
 def reject(

@@ -17,6 +17,8 @@ _NO_MEMORY = {
 }  # fmt: skip
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(")
+_COLLECTIVE = re.compile(rf"^\s*(?:ROOT )?%?[\w.-]+ = (.*?) ({'|'.join(_COLLECTIVES)})(-start)?\(")
+_ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,11 @@ class Program:
     temporary_bytes: int
     largest_made: int  # bytes of the largest array that an instruction makes, not counting writes in place
     collectives: dict[str, int]  # how many of each kind
+    collective_bytes: int  # of what they return
+    # As the compiler counts them: loops once, copies into fast memory as well, kernels as they declare
+    # themselves.
+    flops: float
+    accessed_bytes: float
     instructions: int | None = None  # of all Mosaic kernels; None if they were not listed
     bundles: int | None = None  # of instructions that issue together
 
@@ -42,6 +49,7 @@ def facts(compiled: Any, dump: pathlib.Path | None = None) -> Program:
     """
     text = compiled.as_text()
     memory = compiled.memory_analysis()
+    costs = compiled.cost_analysis()
     listed = (None, None) if dump is None else count_instructions(dump)
     return Program(
         argument_bytes=memory.argument_size_in_bytes,
@@ -52,6 +60,9 @@ def facts(compiled: Any, dump: pathlib.Path | None = None) -> Program:
         collectives={
             name: count for name in _COLLECTIVES if (count := len(re.findall(rf" {name}(?:-start)?\(", text)))
         },
+        collective_bytes=sum(collective_sizes(text)),
+        flops=costs.get("flops", 0.0),
+        accessed_bytes=costs.get("bytes accessed", 0.0),
         instructions=listed[0],
         bundles=listed[1],
     )
@@ -72,8 +83,27 @@ def made_bytes(text: str) -> list[int]:
             continue
         element, dims, operation = found.groups()
         if operation not in _NO_MEMORY and element in _ELEMENT_BYTES:
-            sizes.append(math.prod(int(d) for d in dims.split(",") if d) * _ELEMENT_BYTES[element])
+            sizes.append(_size(element, dims))
     return sizes
+
+
+def collective_sizes(text: str) -> list[int]:
+    """Bytes that each collective of a compiled program returns, on one device."""
+    sizes = []
+    for line in text.splitlines():
+        found = _COLLECTIVE.match(line)
+        if found is None:
+            continue
+        arrays = _ARRAY.findall(found[1])
+        if found[3] and found[2] != "all-reduce":  # begun here, ended elsewhere: operands, results, its state
+            arrays = [array for array in arrays if array != ("u32", "")]
+            arrays = arrays[len(arrays) // 2 :]
+        sizes.append(sum(_size(element, dims) for element, dims in arrays if element in _ELEMENT_BYTES))
+    return sizes
+
+
+def _size(element: str, dims: str) -> int:
+    return math.prod(int(d) for d in dims.split(",") if d) * _ELEMENT_BYTES[element]
 
 
 def count_instructions(dump: pathlib.Path) -> tuple[int, int]:

@@ -41,7 +41,8 @@ def library_version() -> str | None:
 def environment(dump: pathlib.Path | None = None) -> dict[str, str]:
     """Variables of a process that compiles ahead of time; to be set before it imports JAX.
 
-    They keep libtpu from asking a cloud for metadata, from writing logs, and from locking out a second process.
+    They keep libtpu from asking a cloud for metadata, from writing logs, and from locking out a second
+    process.
 
     Args:
       dump: folder for the compiler's own listings, from which instructions are counted; None = none.
@@ -64,20 +65,27 @@ def tpu_mesh(generation: str, shape: Sequence[int] = (1,), axes: Sequence[str] =
     """A mesh of devices that are only described.
 
     Args:
-      generation: "v5e", "v5p", "v6e" or "v7x".
-      shape: devices along each axis.
+      generation: "v5e", "v5p", "v6e" or "v7x"; or a topology of libtpu, such as "v5e:4x4".
+      shape: devices along each axis; they need not be all.
       axes: their names.
+
+    Raises:
+      ValueError: a topology that libtpu does not know, or more devices than it has.
     """
-    if generation not in TOPOLOGIES:
-        raise ValueError(
-            f"generation: expected one of {sorted(TOPOLOGIES)}, got {generation!r}; pick one of them"
+    try:
+        described = topologies.get_topology_desc(
+            platform="tpu", topology_name=TOPOLOGIES.get(generation, generation)
         )
-    described = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[generation])
+    except (RuntimeError, NotImplementedError, ValueError) as problem:
+        raise ValueError(
+            f"topology: expected one of {', '.join(sorted(TOPOLOGIES))} or a topology such as v5e:2x4, v5p:2x2x2 or "
+            f"tpu7x:2x2x1, got {generation!r} ({str(problem).partition(chr(10))[0]}); pick one of them"
+        ) from problem
     count = int(np.prod(shape))
     if count > len(described.devices):
         raise ValueError(
-            f"shape: expected at most {len(described.devices)} devices on {generation}, got {tuple(shape)}; "
-            "use fewer"
+            f"topology: expected at least {' x '.join(map(str, shape))} devices, got {generation}, which has "
+            f"{len(described.devices)}; use fewer, or a larger one"
         )
     return Mesh(np.array(described.devices[:count]).reshape(shape), axes)
 

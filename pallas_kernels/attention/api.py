@@ -79,8 +79,8 @@ def attend(
       sinks: one further logit per head that takes part in the softmax but carries no value.
       return_logsumexp: also return log(sum(exp(scores))) over what was seen and the sink, in natural
         units, float32; -inf where there was nothing.
-      implementation: "xla" is plain XLA and works everywhere; "tpu" is the kernel for TPU and cannot be lowered
-        for anything else; None takes "tpu" where the program is lowered for a TPU and the page size
+      implementation: "xla" is plain XLA and works everywhere; "tpu" is the kernel for TPU and cannot be
+        lowered for anything else; None takes "tpu" where the program is lowered for a TPU and the page size
         is a multiple of 128, and "xla" otherwise.
 
     Returns:

@@ -22,7 +22,8 @@ from jaxtyping import Array, Float, Int, Shaped
 from pallas_kernels.pytree import pytree, static
 from pallas_kernels.registers import LANES
 
-# Of the page size for kernels of a TPU: other pages would be padded in HBM, and the pool copied for each call.
+# Of the page size for kernels of a TPU: other pages would be padded in HBM, and the pool copied for each
+# call.
 PAGE_MULTIPLE = LANES
 
 
@@ -33,6 +34,7 @@ class Pages:
     stored_k: Shaped[Array, "layers pages kv_heads head_size page_size"]  # uint16 stands for bfloat16
     stored_v: Shaped[Array, "layers pages kv_heads outer inner"]  # page_size, head_size; or the other way
     values_by_feature: bool = static(default=False)
+    whole: bool = static(default=False)  # on a mesh, every device has all KV heads
 
     @property
     def page_size(self) -> int:
@@ -82,6 +84,7 @@ def allocate(
     head_size: int,
     dtype: DTypeLike,
     platform: str | None = None,
+    whole: bool = False,
 ) -> Pages:
     """A pool of zeros: `num_pages` pages of `page_size` tokens for each of `num_layers` layers.
 
@@ -92,7 +95,8 @@ def allocate(
       num_kv_heads: per layer.
       head_size: of keys and of values.
       dtype: of both.
-      platform: whose layout the pool gets; None = JAX's default backend.
+      platform: whose layout the pool gets; None = that of the mesh in use, or JAX's default backend.
+      whole: on a mesh, every device has all KV heads.
     """
     sizes = {
         "num_pages": num_pages,
@@ -105,12 +109,16 @@ def allocate(
             raise ValueError(f"{name}: expected at least 1, got {size}; pass the group's real size")
     heads = (num_layers, num_pages, num_kv_heads)
     stored = jnp.uint16 if jnp.dtype(dtype) == jnp.bfloat16 else dtype
-    by_feature = (platform or jax.default_backend()) == "tpu" and head_size % 128 != 0
+    if platform is None:
+        device = jax.sharding.get_abstract_mesh().abstract_device
+        platform = jax.default_backend() if device is None else device.platform
+    by_feature = platform == "tpu" and head_size % 128 != 0
     values = (head_size, page_size) if by_feature else (page_size, head_size)
     return Pages(
         stored_k=jnp.zeros((*heads, head_size, page_size), stored),
         stored_v=jnp.zeros((*heads, *values), stored),
         values_by_feature=by_feature,
+        whole=whole,
     )
 
 

@@ -5,7 +5,7 @@ Whoever needs one of these uses it from here, so that ties and roundings are the
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.first import first_where
 
@@ -37,23 +37,38 @@ def draw(weights: Float[Array, "lanes vocabulary"], coins: Float[Array, "lanes"]
     Returns:
       ids; -1 where the weights sum to 0 or are not numbers.
     """
-    lanes, vocabulary = weights.shape
-    width = min(256, vocabulary)
-    blocks = -(-vocabulary // width)
-    padded = jnp.pad(weights, ((0, 0), (0, blocks * width - vocabulary))).reshape(lanes, blocks, width)
-    sums = jnp.sum(padded, axis=2)
+    blocks = in_blocks(weights)
+    total = jnp.cumsum(jnp.sum(blocks, axis=2), axis=1)[:, -1]
+    return jnp.where(is_mass(total), find(blocks, coins * total), -1)
+
+
+def is_mass(total: Float[Array, "lanes"]) -> Bool[Array, "lanes"]:
+    """Whether weights that sum to this can be drawn from."""
+    return (total > 0) & (total < jnp.inf)
+
+
+def in_blocks(weights: Float[Array, "lanes items"]) -> Float[Array, "lanes blocks width"]:
+    """Rows in the blocks that a draw sums them in, filled up with zeros."""
+    lanes, items = weights.shape
+    width = min(256, items)
+    blocks = -(-items // width)
+    return jnp.pad(weights, ((0, 0), (0, blocks * width - items))).reshape(lanes, blocks, width)
+
+
+def find(blocks: Float[Array, "lanes blocks width"], goal: Float[Array, "lanes"]) -> Int[Array, "lanes"]:
+    """The first item whose cumulative weight exceeds the goal; always one with weight, if there is any."""
+    lanes, _, width = blocks.shape
+    sums = jnp.sum(blocks, axis=2)
     ends = jnp.cumsum(sums, axis=1)
-    total = ends[:, -1]
-    goal = coins * total
-    block = _first_past(sums, ends, goal)
+    block = first_past(sums, ends, goal)
     lane = jnp.arange(lanes, dtype=jnp.int32)
     before = jnp.where(block > 0, ends[lane, jnp.maximum(block - 1, 0)], 0)
-    inside = padded[lane, block]
-    within = _first_past(inside, before[:, None] + jnp.cumsum(inside, axis=1), goal)
-    return jnp.where((total > 0) & (total < jnp.inf), block * width + within, -1)
+    inside = blocks[lane, block]
+    within = first_past(inside, before[:, None] + jnp.cumsum(inside, axis=1), goal)
+    return block * width + within
 
 
-def _first_past(
+def first_past(
     weights: Float[Array, "lanes items"], ends: Float[Array, "lanes items"], goal: Float[Array, "lanes"]
 ) -> Int[Array, "lanes"]:
     """First item with weight whose end is past the goal; the last with weight if rounding leaves none."""

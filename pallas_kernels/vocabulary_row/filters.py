@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+Greatest = Callable[[Array, int], Array]  # rows [rows, vocabulary], count to [rows, count], descending
+
 
 def filter_floor(
     logits: Float[Array, "rows vocabulary"],
@@ -13,6 +15,7 @@ def filter_floor(
     top_p: Float[Array, "rows"],
     min_p: Float[Array, "rows"],
     candidates: int = 64,
+    greatest_of: Greatest | None = None,
 ) -> Float[Array, "rows"]:
     """The least logit that each row's filters keep: a token is kept iff its logit is at least that.
 
@@ -29,8 +32,9 @@ def filter_floor(
       top_p: mass to keep, 1 = all.
       min_p: least kept probability relative to the best token's, 0 = all.
       candidates: static; how many of the best tokens are looked at first.
+      greatest_of: how they are found; None = `greatest`.
     """
-    best = greatest(logits, min(candidates, logits.shape[1]))
+    best = (greatest_of or greatest)(logits, min(candidates, logits.shape[1]))
     floor = _top_k_floor(logits, best, top_k)
     passes = jnp.where(min_p > 0, jnp.log(min_p), -jnp.inf)
     floor = jax.lax.cond(

@@ -1,11 +1,13 @@
 """Tempering in plain XLA: the definition, and what runs on CPU and GPU."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.vocabulary_row.choices import argmax, draw
-from pallas_kernels.vocabulary_row.filters import filter_floor
+from pallas_kernels.vocabulary_row.filters import Greatest, filter_floor
 from pallas_kernels.vocabulary_row.tempered import Tempered
 
 
@@ -16,8 +18,15 @@ def temper(
     top_p: Float[Array, "rows"],
     min_p: Float[Array, "rows"],
     coins: Float[Array, "rows"] | None,
+    *,
+    greatest_of: Greatest | None = None,
+    drawn_of: Callable[[Array, Array], Array] = draw,
 ) -> Tempered:
-    """See `pallas_kernels.vocabulary_row.api.temper`."""
+    """See `pallas_kernels.vocabulary_row.api.temper`.
+
+    Whoever splits the vocabulary over devices says how they find the greatest of a row and draw from it
+    together; everything else the compiler splits.
+    """
     sampled = temperature > 0
     best = jnp.max(logits, axis=1, keepdims=True)
     shifted = logits - jnp.where(jnp.isfinite(best), best, 0)
@@ -28,7 +37,9 @@ def temper(
     min_p = jnp.where(sampled, min_p, 0)
     floor = jax.lax.cond(
         jnp.any((top_k > 0) | (top_p < 1) | (min_p > 0)),
-        lambda: jnp.where(sampled, filter_floor(scaled, top_k, top_p, min_p), -jnp.inf),
+        lambda: jnp.where(
+            sampled, filter_floor(scaled, top_k, top_p, min_p, greatest_of=greatest_of), -jnp.inf
+        ),
         lambda: jnp.full(top_k.shape, -jnp.inf, jnp.float32),
     )
     weights = jnp.where(scaled >= floor[:, None], jnp.exp(scaled), 0)
@@ -39,7 +50,7 @@ def temper(
         weights = jnp.where(jnp.isnan(scaled), scaled, weights)
         drawn = jax.lax.cond(
             jnp.all(sampled),
-            lambda: draw(weights, coins),
-            lambda: jnp.where(sampled, draw(weights, coins), argmax(logits)),
+            lambda: drawn_of(weights, coins),
+            lambda: jnp.where(sampled, drawn_of(weights, coins), argmax(logits)),
         )
     return Tempered(logits=scaled, log_normaliser=log_normaliser, floor=floor, drawn=drawn)

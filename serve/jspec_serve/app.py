@@ -20,6 +20,7 @@ from jspec_serve.api.fields import SamplingRequest, Strict, validation_problem
 from jspec_serve.api.responses import ResponsesRequest
 from jspec_serve.api.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from jspec_serve.gate import Gate, error_response
+from jspec_serve.page import add_page
 from jspec_serve.problem import Problem
 from jspec_serve.service import Service
 from jspec_serve.streams import AnswerResponse
@@ -82,6 +83,7 @@ def create_app(service: Service, *, api_key: str | None = None) -> FastAPI:
     add_generation(app, service)
     add_tokens(app, service)
     add_status(app, service)
+    add_page(app)
     return app
 
 
@@ -212,6 +214,8 @@ def info(service: Service) -> dict[str, Any]:
         "max_slots": engine.max_slots,
         "page_size": engine.page_size,
         "prefix_cache": engine.prefix_cache,
+        "grammar": engine.grammar,
+        "num_pages": list(engine.num_pages),
         "overlap": engine.overlap,
         "free_pages": list(engine.free_pages),
         "max_log_probs": engine.method.max_log_probs,

@@ -18,7 +18,7 @@ from jspec.session import Session
 from jspec.timings import Timings
 from jspec_serve.calls import Call, Times, Update
 from jspec_serve.metrics import Metrics
-from jspec_serve.problem import Problem, engine_failed, shutting_down
+from jspec_serve.problem import Problem, engine_failed, grammar_failed, shutting_down
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +39,9 @@ class EngineThread:
     """Runs rounds while there are requests, and sleeps while there are none.
 
     Everything but `start`'s thread only puts commands into a queue, which is emptied before each round:
-    a call that is cancelled has lost its slots when the next round starts. With overlap one round is on its way
-    while what came of the one before is handed over. If a round fails, all calls and
-    all later ones get that failure; none waits for ever.
+    a call that is cancelled has lost its slots when the next round starts. With overlap one round is on its
+    way while what came of the one before is handed over. If a round fails, all calls and all later ones get
+    that failure; none waits for ever.
     """
 
     def __init__(self, engine: Engine, *, max_waiting: int, metrics: Metrics, timings: Timings | None = None):
@@ -228,6 +228,8 @@ class EngineThread:
         self._mean_seconds += NEWEST * (now - request.started - self._mean_seconds)
         if result.finish_reason.startswith("error"):
             self.metrics.ended("error")
+            if request.grammar_failed:
+                return grammar_failed(result.finish_reason)
             return engine_failed(result.finish_reason)
         self.metrics.ended(result.finish_reason)
         self.metrics.request(result, times)

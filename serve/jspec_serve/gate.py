@@ -1,4 +1,4 @@
-"""What every HTTP request passes before a route sees it: a request id, the API key, the body's limits, the log."""
+"""What every HTTP request passes before a route sees it: request id, API key, the body's limits, the log."""
 
 import asyncio
 import hmac
@@ -14,11 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jspec_serve.limits import Limits
 from jspec_serve.metrics import Metrics
+from jspec_serve.page import FILES, PAGE
 from jspec_serve.problem import Problem
 
 log = logging.getLogger("jspec_serve.access")
 
-OPEN_PATHS = ("/health",)  # probes carry no key
+OPEN_PATHS = ("/health", PAGE)  # probes carry no key, and browsers none until the page has asked for it
 LONGEST_ID = 128
 
 
@@ -88,7 +89,8 @@ class Gate:
             )
 
     def _check_key(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        if self._api_key is None or scope["path"] in OPEN_PATHS:
+        path = scope["path"]
+        if self._api_key is None or path in OPEN_PATHS or path.startswith(FILES):
             return
         kind, _, key = headers.get("authorization", "").partition(" ")
         sent = key.encode("latin-1").strip()  # the bytes that came, whatever text they spell

@@ -82,9 +82,16 @@ class Metrics:
         gauge("slots", "Slots", lambda: engine.max_slots)
         programs = engine.programs
         gauge("compiled_programs", "Programs traced and compiled", lambda: sum(programs.traces.values()))
-        pages = Gauge("jspec_free_pages", "Free cache pages", ("group",), registry=self.registry)
-        for group in range(len(engine.free_pages)):
-            pages.labels(str(group)).set_function(lambda group=group: engine.free_pages[group])
+        pages = Gauge("jspec_pages", "Cache pages", ("group",), registry=self.registry)
+        free = Gauge(
+            "jspec_free_pages",
+            "Cache pages that requests could get now, those of the prefix cache included",
+            ("group",),
+            registry=self.registry,
+        )
+        for group, count in enumerate(engine.num_pages):
+            pages.labels(str(group)).set(count)
+            free.labels(str(group)).set_function(lambda group=group: engine.free_pages[group])
 
     def response(self, path: str, status: int) -> None:
         """Counts an HTTP response; `path` is a route, never what a client made up."""

@@ -50,6 +50,11 @@ def engine_failed(reason: str) -> Problem:
     return Problem(500, reason, kind="server_error", code="engine_error")
 
 
+def grammar_failed(reason: str) -> Problem:
+    """The form that a request asked for came to a place where it cannot go on."""
+    return Problem(400, reason, param="grammar", code="grammar_failed")
+
+
 def shutting_down() -> Problem:
     """No new work is taken on."""
     return Problem(

@@ -89,6 +89,7 @@ class Service:
         *,
         prompt: str,
         log_probs: int | None,
+        prompt_log_probs: bool = False,
         default_tokens: int | None = None,
     ) -> Prepared:
         """Holds a request against model and limits. Any thread may ask; it takes time for long prompts.
@@ -98,6 +99,7 @@ class Service:
           prompts: token ids.
           prompt: the field that they came in, for errors.
           log_probs: alternatives to report; None = no log-probabilities.
+          prompt_log_probs: report those of the prompt, too.
           default_tokens: of answers without a limit; None = as many as there is room for.
 
         Raises:
@@ -116,13 +118,19 @@ class Service:
         listed, settings = [], []
         for ids in prompts:
             max_tokens = self._answer_tokens(body, len(ids), prompt, default_tokens)
-            one = body.settings(max_tokens=max_tokens, log_probs=log_probs)
+            one = body.settings(max_tokens=max_tokens, log_probs=log_probs, prompt_log_probs=prompt_log_probs)
             listed += [ids] * body.choices
             settings += [of_choice(one, number) for number in range(body.choices)]
         try:
             requests = self.engine.prepare(listed, settings)
         except ValueError as problem:
-            raise refused(problem, prompt=prompt, prompts=len(prompts), choices=body.choices) from problem
+            raise refused(
+                problem,
+                prompt=prompt,
+                prompts=len(prompts),
+                choices=body.choices,
+                fields=body.form_fields,
+            ) from problem
         return Prepared(requests=tuple(requests), choices=body.choices, priority=body.priority or 0)
 
     def _answer_tokens(

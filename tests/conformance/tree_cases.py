@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from jspec.coins import Coins, draw_coins
 from jspec.drafters.tree import Frontier, Ranked, grow
 from jspec.drafters.tree_shape import dynamic_tree
-from jspec.grammar_tree import fill_allowed
+from jspec.grammar.tree import fill_allowed
 from jspec.round import Proposal, Verdict
 from jspec.sampling import empty_table
 from jspec.target_rows import TargetRows

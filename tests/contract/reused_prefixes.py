@@ -19,6 +19,8 @@ from jspec.drafters.ngram import ngram
 from jspec.drafters.plain import plain
 from jspec.drafters.tree_shape import dynamic_tree
 from jspec.engine import Engine
+from jspec.results import Piece
+from jspec.session import Session
 from jspec.settings import Settings
 from jspec.targets.decoder import DecoderTarget, decoder_leaves
 from pallas_kernels.attention.pages import gather_rows
@@ -64,7 +66,7 @@ def shared(name: str, target: DecoderTarget = TARGET, **options) -> Engine:
     return Engine(
         method=Method(target=target, drafter=drafter),
         models=Models(target=weights(decoder_leaves(target.config, FLOAT32), 0), drafter=params),
-        **{**dict(max_slots=2, max_context=CONTEXT, page_size=PAGE, chunks=(3, 7)), **options},
+        **{**dict(max_slots=2, max_context=CONTEXT, page_size=PAGE, chunks=(3, 7), overlap=False), **options},
     )
 
 
@@ -108,6 +110,27 @@ def tree_pages(engine: Engine) -> list[int]:
     for shared in found:
         found.extend(shared.children.values())
     return [shared.pages[0] for shared in found[1:]]
+
+
+def only_text(engine: Engine) -> tuple[int, ...]:
+    """Tokens of the prefix cache's pages, which are of one text, and the next one, which keys hold, too."""
+    spelled, page = [], engine._prefixes._root
+    while page.children:
+        (page,) = page.children.values()
+        spelled.extend(page.key[:-1])
+    return (*spelled, *page.key[-1:])
+
+
+def pieces_of_an_interrupted_one(session: Session, *, every: int = 1) -> list[Piece]:
+    """Runs a session to its end, and takes the slot of request 0 whenever it has emitted so many tokens."""
+    pieces, seen = [], 0
+    while session.busy:
+        pieces += session.step()
+        new = sum(len(p.token_ids) for p in pieces if p.index == 0)
+        if new >= seen + every and any(r.index == 0 for r in session._running.values()):
+            session.preempt(0)
+            seen = new
+    return pieces
 
 
 def spoil(engine: Engine, keep: list[int]) -> None:

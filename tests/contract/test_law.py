@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+from contract.chi_square import z_score
 from contract.engines import DRAFTERS, TABLE, VOCABULARY, engine, shared
 
 from jspec.settings import Settings
@@ -59,23 +60,6 @@ def joint(settings: Settings) -> dict[tuple[int, ...], float]:
     return law
 
 
-def z_score(counts: dict[tuple[int, ...], int], law: dict[tuple[int, ...], float], total: int) -> float:
-    """Chi-square over cells of at least 5 expected counts (the rest pooled), as a z-score."""
-    assert set(counts) <= set(law), "a token that the target cannot emit"
-    statistic, cells, rest_seen, rest_expected = 0.0, 0, 0, 0.0
-    for tokens, probability in law.items():
-        seen, expected = counts.get(tokens, 0), probability * total
-        if expected < 5:
-            rest_seen, rest_expected = rest_seen + seen, rest_expected + expected
-            continue
-        statistic += (seen - expected) ** 2 / expected
-        cells += 1
-    if rest_expected > 5:
-        statistic += (rest_seen - rest_expected) ** 2 / rest_expected
-        cells += 1
-    return (statistic - (cells - 1)) / np.sqrt(2 * (cells - 1))
-
-
 def sampled_counts(decoder, settings: Settings) -> dict[tuple[int, ...], int]:
     counts: dict[tuple[int, ...], int] = {}
     for result in decoder.generate([PROMPT] * REQUESTS, settings):
@@ -103,9 +87,9 @@ SETTINGS = {
 }
 
 
-# Drafters that propose the greedy line, right or wrong, differ in nothing that the other settings touch;
-# of the draws and q of the drafters with a network, only the temperature decides; of a tree, only its paths matter
-# to penalties. What EAGLE-3 drafts in a chain is deterministic too, and its tree is here.
+# Drafters that propose the greedy line, right or wrong, differ in nothing that the other settings touch; of
+# the draws and q of the drafters with a network, only the temperature decides; of a tree, only its paths
+# matter to penalties. What EAGLE-3 drafts in a chain is deterministic too, and its tree is here.
 CASES = [
     (d, s)
     for d in DRAFTERS
@@ -115,16 +99,32 @@ CASES = [
     or (d == "tree" and s == "penalties")
     or d not in ("cut1", "cut2", "anti", "dflash2", "dspark", "fork", "tree", "eagle3", "eagle3-tree")
 ] + [("domino", "temperature")]
+# Every kind of q and every setting is in `make test` once.
+QUICK = {
+    ("plain", "temperature"),
+    ("ngram", "filters"),
+    ("cut2", "temperature"),
+    ("oracle", "bias"),
+    ("dense", "temperature"),
+    ("dense", "penalties"),
+    ("sparse", "filters"),
+    ("varying", "bias"),
+}
 
 
-@pytest.mark.parametrize(("drafter", "name"), CASES)
+@pytest.mark.parametrize(
+    ("drafter", "name"),
+    [case if case in QUICK else pytest.param(*case, marks=pytest.mark.extended) for case in CASES],
+)
 def test_joint_law_of_three_tokens(drafter, name):
     settings = SETTINGS[name]
     counts = sampled_counts(wide(drafter), settings)
     assert abs(z_score(counts, joint(settings), REQUESTS)) < 4
 
 
-@pytest.mark.parametrize("drafter", ["dense", "oracle", "dflash2", "dspark"])
+@pytest.mark.parametrize(
+    "drafter", ["dense", pytest.param("oracle", marks=pytest.mark.extended), "dflash2", "dspark"]
+)
 def test_joint_law_under_block_verification(drafter):
     counts = sampled_counts(wide(drafter, block_verification=True), SETTINGS["temperature"])
     assert abs(z_score(counts, joint(SETTINGS["temperature"]), REQUESTS)) < 4
@@ -141,6 +141,7 @@ def test_the_test_sees_a_q_that_tokens_were_not_drawn_from():
     assert z_score(counts, joint(SETTINGS["temperature"]), REQUESTS) > 4
 
 
+@pytest.mark.extended
 def test_greedy_and_seeded_requests_beside_sampled_ones_change_nothing():
     sampled, greedy = SETTINGS["temperature"], Settings(max_tokens=TOKENS)
     seeded = Settings(max_tokens=TOKENS, temperature=1.0, seed=9)

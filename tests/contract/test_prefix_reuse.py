@@ -14,6 +14,8 @@ from contract.reused_prefixes import (
     WINDOWED,
     alone,
     held,
+    only_text,
+    pieces_of_an_interrupted_one,
     shared,
     spoil,
     tree_pages,
@@ -122,13 +124,7 @@ def test_preempted_request_goes_on_as_if_nothing_had_been(drafter, settings):
     free = used.free_pages
     with used.session() as session:
         session.add([PROMPT, (2, 2, 1)], settings)
-        pieces, seen = [], 0
-        while session.busy:
-            pieces += session.step()
-            new = sum(len(p.token_ids) for p in pieces if p.index == 0)
-            if new > seen and any(r.index == 0 for r in session._running.values()):
-                session.preempt(0)
-                seen = new
+        pieces = pieces_of_an_interrupted_one(session)
         first, second = session.result(0), session.result(1)
     assert first.token_ids == alone(PROMPT, settings)
     assert second.token_ids == alone((2, 2, 1), settings)
@@ -187,14 +183,15 @@ def test_request_that_does_not_run_cannot_be_preempted():
             session.preempt(0)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("drafter", ["ngram", "dflash"])
-def test_soak_with_evictions_preemptions_and_callers_who_leave(drafter):
+def test_soak_with_evictions_preemptions_and_callers_who_leave(drafter, overlap):
     used, rng = engine(drafter), random.Random(3)
     stems = [[rng.randrange(VOCABULARY - 1) for _ in range(14)] for _ in range(3)]
     kinds = (GREEDY, SEEDED, PENALISED, Settings(max_tokens=4, temperature=1.0), Settings(max_tokens=1))
     reused = preempted = 0
     for _ in range(6):
-        with used.session() as session:
+        with used.session(overlap=overlap) as session:
             asked = []
             for _ in range(6):
                 stem = rng.choice(stems)
@@ -235,13 +232,8 @@ def test_nothing_past_a_stop_string_is_shared(count):
             session.step()
         text = (*prompt, *session.result(0).token_ids)
     assert len(text) == 2 + count
-    spelled = []
-    shared_page = used._prefixes._root
-    while shared_page.children:
-        (shared_page,) = shared_page.children.values()
-        spelled.extend(shared_page.key[:-1])
-    assert tuple(spelled) == text[: whole_pages(len(text) - 1)]
-    assert shared_page.parent is None or shared_page.key[-1] == text[len(spelled)]
+    whole = whole_pages(len(text) - 1)
+    assert only_text(used) == text[: whole + 1 if whole else 0]
 
 
 def test_what_a_broken_request_computed_is_not_shared():

@@ -85,7 +85,7 @@ class Groups:
         state = dataclasses.replace(state, slots=capped)
         round_ = propose(self.method, BUCKET, self.models, state, self.lanes, ones, budget)
         executed = execute(self.method, BUCKET, self.models, round_.nodes, state.cache, self.lanes)
-        state, report = settle(self.method, BUCKET, self.models, round_, executed, state, self.lanes)
+        state, report = settle(self.method, BUCKET, self.models, round_, executed, state, self.lanes, None)
         return state, round_.survival, report.verified
 
     def _one_survival(self, state):

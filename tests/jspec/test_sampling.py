@@ -37,6 +37,7 @@ def test_row_carries_every_setting():
         seed=9,
         min_tokens=2,
         log_probs=3,
+        prompt_log_probs=True,
     )
     table = write_row(empty_table(3, 6, 3), jnp.int32(1), row_of(settings, (5, 2), seed=9))
     expected = {
@@ -54,6 +55,7 @@ def test_row_carries_every_setting():
         "stop_ids": [[-1] * 3, [5, 2, -1], [-1] * 3],
         "min_lengths": [0, 2, 0],
         "log_probs": [-1, 3, -1],
+        "prompt_log_probs": [False, True, False],
     }
     assert set(expected) == {field.name for field in dataclasses.fields(SamplingTable)}
     for name, value in expected.items():

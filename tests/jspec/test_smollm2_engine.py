@@ -34,6 +34,7 @@ def test_ngram_gives_plains_tokens_with_fewer_rounds():
     assert expected[0].counters.mean_commit_length == 1
 
 
+@pytest.mark.extended
 def test_seeded_text_is_the_same_with_and_without_speculation_and_neighbours():
     warm = jspec.Settings(max_tokens=16, temperature=0.9, top_p=0.9, repetition_penalty=1.1, seed=11)
     alone = plain().generate([REWRITE], warm)[0]

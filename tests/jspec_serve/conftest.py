@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from contract.engines import engine
 from contract.words import words_tokenizer
-from served import Brake, Served, serving
+from served import Brake, Served, serving, until
 
 from jspec_serve.commands.serve import warm_up
 
@@ -26,6 +26,7 @@ def served(engines) -> Iterator[Served]:
 
 @pytest.fixture
 def braked(served) -> Iterator[Brake]:
-    """The shared server's brake."""
+    """The shared server's brake. Nothing runs at first: what another test left would count as this one's."""
+    until(lambda: served.service.thread.unfinished == 0)
     yield served.brake
     served.brake.release()

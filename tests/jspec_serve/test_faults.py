@@ -4,6 +4,8 @@ import dataclasses
 import json
 import signal
 import socket
+import subprocess
+import sys
 import traceback
 
 import jax.numpy as jnp
@@ -45,6 +47,27 @@ def test_client_who_leaves_frees_its_slot_within_one_round(served, braked, strea
     assert braked.rounds == before + 1  # the round that had begun
     assert len(engine._runner.free_slots) == engine.max_slots
     assert engine.free_pages == engine._pool.num_pages
+
+
+def test_client_that_is_killed_frees_its_slot(served, braked):
+    host, port = served.url.removeprefix("http://").split(":")
+    data = json.dumps(BODY | {"stream": True})
+    head = f"POST /v1/completions HTTP/1.1\\r\\nhost: x\\r\\ncontent-type: application/json\\r\\ncontent-length: {len(data)}"
+    program = (
+        f"import socket; s = socket.create_connection(({host!r}, {port})); "
+        f"s.sendall(b'{head}\\r\\n\\r\\n' + {data!r}.encode())\nwhile s.recv(4096): pass"
+    )
+    braked.engage()
+    client = subprocess.Popen([sys.executable, "-S", "-c", program])
+    braked.step(2)
+    client.kill()
+    client.wait()
+    until(lambda: not served.service.thread._commands.empty())
+    braked.release()
+    until(lambda: served.service.thread.unfinished == 0)
+    engine = served.service.engine
+    assert len(engine._runner.free_slots) == engine.max_slots
+    assert engine.free_pages == engine.num_pages
 
 
 def test_draft_tokens_of_an_answer_that_nobody_waits_for_are_counted_at_every_stage(served, braked):
@@ -107,8 +130,9 @@ def test_answers_of_one_call_are_taken_on_together_or_not_at_all(served, braked)
 
 
 def test_slow_reader_holds_no_slot(served):
+    before = served.service.thread.rounds
     sock = hangs_up(served, BODY | {"stream": True})
-    until(lambda: served.service.thread.rounds > 0 and served.service.thread.unfinished == 0)
+    until(lambda: served.service.thread.rounds > before and served.service.thread.unfinished == 0)
     assert served.post("/v1/completions", prompt="two", max_tokens=3).status_code == 200
     sock.close()
 
@@ -129,7 +153,6 @@ def test_answer_that_takes_too_long_is_a_504(other, stream):
         until(lambda: one.service.thread.unfinished == 0, 30)
         one.brake.engage()
         asked = Background(one, stream=stream)
-        one.brake.step(0)
         assert asked.result().status_code == 504
         assert asked.result().json()["error"]["code"] == "timeout"
         asked = Background(one, stream=stream)
@@ -140,14 +163,26 @@ def test_answer_that_takes_too_long_is_a_504(other, stream):
 
 
 def test_stream_that_takes_too_long_says_so_at_its_end(other):
-    with serving(other, limits=dataclasses.replace(LIMITS, request_seconds=1.0)) as one:
+    with serving(other) as one:
         one.post("/v1/completions", prompt="two", max_tokens=40, temperature=0)
-        until(lambda: one.service.thread.unfinished == 0, 30)
-        one.brake.engage()
-        asked = Background(one, stream=True)
-        one.brake.step(2)
-        events = asked.result().text.split("\n\n")
+        for seconds in (
+            0.5,
+            2.0,
+            8.0,
+            30.0,
+        ):  # whose first tokens come later is a 504: the machine may be busy
+            one.service.limits = dataclasses.replace(LIMITS, request_seconds=seconds)
+            one.brake.engage()
+            one.brake.allow(2)
+            asked = Background(one, stream=True)
+            status = asked.result().status_code
+            if status == 200:
+                break
+            assert status == 504
+            one.brake.release()
+            until(lambda: one.service.thread.unfinished == 0)
         assert asked.result().status_code == 200
+        events = asked.result().text.split("\n\n")
         assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "timeout"
         assert "data: [DONE]" not in events
         one.brake.release()

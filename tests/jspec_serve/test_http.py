@@ -1,6 +1,7 @@
 """What clients get, through a real socket."""
 
 import json
+import re
 import threading
 
 import httpx2
@@ -8,9 +9,11 @@ import numpy as np
 import openai
 import pytest
 from contract.engines import TABLE
+from contract.words import WORDS
 from served import LIMITS, NAME, line, until
 
 from jspec.settings import Settings
+from jspec_serve.app import BODIES
 
 CHAT = [{"role": "user", "content": "two three"}]  # the template ends it with "seven"
 
@@ -146,15 +149,18 @@ def test_chunks_can_tell_where_tokens_came_from(client):
     )
     told = [part.choices[0].model_extra["tokens"] for part in parts]
     assert sum(len(one["ids"]) for one in told) == 9
-    assert told[0] == {"ids": [int(TABLE[7].argmax())], "drafted": [False], "verified": None}
-    assert told[1] == {"ids": told[1]["ids"], "drafted": [True, True, True, False], "verified": 3}
+    first = int(TABLE[7].argmax())
+    assert told[0] == {"ids": [first], "texts": [WORDS[first]], "drafted": [False], "verified": None}
+    rest = {"ids": told[1]["ids"], "texts": told[1]["texts"]}
+    assert told[1] == {**rest, "drafted": [True, True, True, False], "verified": 3}
+    assert "".join(text for one in told for text in one["texts"]) == line(7, 9)
 
 
 @pytest.mark.parametrize(
     ("body", "param", "said"),
     [
         ({"colour": 1}, "colour", "unknown field"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "not served yet"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "works on words"),
         ({"functions": []}, "functions", "not supported: it is deprecated; use tools"),
         ({"temperature": "1"}, "temperature", "valid number, got '1'"),
         ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
@@ -173,8 +179,9 @@ def test_chunks_can_tell_where_tokens_came_from(client):
         (
             {"speculation": {"min_confidence": 1, "draft_length": 1}},
             "speculation.min_confidence",
-            "unknown field",
+            "expected 0, as the drafter gives no confidence",
         ),
+        ({"speculation": {"min_confidence": 1.5}}, "speculation.min_confidence", "less than or equal to 1"),
         ({"speculation": "maybe"}, "speculation", "got 'maybe'"),
         ({"stop": [""]}, "stop[0]", "at least 1 character"),
         ({"stop_token_ids": [0, 1, 2, 3, 4]}, "stop_token_ids", "at most 4"),
@@ -211,6 +218,20 @@ def test_prompt_at_fault_is_numbered_as_it_was_sent(served, prompts, param):
     error = served.post("/v1/completions", prompt=prompts, n=2, max_tokens=3).json()["error"]
     assert error["param"] == param
     assert error["message"].startswith(f"{param}: expected ids below 8, got 8")
+
+
+@pytest.mark.parametrize("path", sorted(BODIES))
+def test_every_field_is_validated_and_named(served, path):
+    """No field takes just anything, and none that is not served is passed over."""
+    model = BODIES[path]
+    for name in model.model_fields:
+        reply = served.post(path, **{name: [[{"x": []}]]})
+        assert reply.status_code == 400, name
+        assert re.search(rf"(^|; ){name}[\[:.]", reply.json()["error"]["message"]), reply.text
+    for name in model.UNSUPPORTED:
+        reply = served.post(path, **{name: "x"})
+        assert reply.status_code == 400, name
+        assert f"{name}: not supported: " in reply.json()["error"]["message"]
 
 
 def test_every_unknown_field_is_named(served):

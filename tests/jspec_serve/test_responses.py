@@ -124,7 +124,7 @@ def test_calls_are_items(stream):
         ({"input": [{"type": "web_search_call"}]}, "input[0]"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"top_logprobs": 1}, "top_logprobs"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.name"),
         ({"max_output_tokens": 99}, "max_output_tokens"),
     ],
 )

@@ -1,6 +1,9 @@
-"""What requests share, seen from outside: prefixes that are executed once, and slots that go to whoever matters more."""
+"""What requests share, seen from outside: prefixes executed once, slots for whoever matters more."""
 
-from served import BODY, Background, line, until
+import pytest
+from served import BODY, Background, line, serving, until
+
+from jspec.settings import Settings
 
 
 def test_usage_tells_what_the_prefix_cache_had(served):
@@ -33,3 +36,46 @@ def test_greater_priority_interrupts_and_changes_no_answer(served, braked):
     replies = [one.result().json()["choices"][0] for one in lesser]
     assert [reply["text"] for reply in replies] == [line(n, BODY["max_tokens"]) for n in range(3)]
     assert sum(reply["spec"]["preemptions"] for reply in replies) == 1
+
+
+@pytest.mark.parametrize(("user", "client"), [("somebody", "somebody"), (None, "127.0.0.1")])
+def test_turns_are_taken_by_users_or_addresses(served, monkeypatch, user, client):
+    submit, seen = served.service.thread.submit, []
+
+    def noted(requests, **options):
+        seen.append(options["client"])
+        return submit(requests, **options)
+
+    monkeypatch.setattr(served.service.thread, "submit", noted)
+    assert served.post("/v1/completions", prompt="two", max_tokens=2, user=user).status_code == 200
+    assert seen == [client]
+
+
+def test_a_user_with_many_requests_delays_another_by_no_more_than_its_turn(served, braked):
+    thread = served.service.thread
+    braked.engage()
+    many = []
+    for count in range(1, 7):
+        many.append(Background(served, user="many"))
+        until(lambda count=count: thread.unfinished == count)
+    few = Background(served, user="few", max_tokens=2)
+    until(lambda: thread.unfinished == 7)
+    braked.release()
+    few.result()
+    assert thread.unfinished > 0
+    assert {one.result().json()["choices"][0]["text"] for one in many} == {line(2, BODY["max_tokens"])}
+
+
+def test_server_that_launches_ahead_gives_the_same_answers_and_counts_inert_lanes(engines, monkeypatch):
+    used = engines["oracle"]
+    monkeypatch.setattr(used, "overlap", True)
+    with serving(used) as one:
+        asked = [Background(one, prompt=[n], stop_token_ids=[6], max_tokens=30) for n in range(6)]
+        answers = [each.result().json()["choices"][0] for each in asked]
+        until(lambda: one.service.thread.unfinished == 0)
+        inert = one.service.metrics.registry.get_sample_value("jspec_inert_lane_rounds_total")
+    assert inert == sum(answer["spec"]["inert"] for answer in answers) > 0
+    assert len(used._runner.free_slots) == used.max_slots and used.free_pages == used._pool.num_pages
+    monkeypatch.undo()
+    own = used.generate([[n] for n in range(6)], Settings(max_tokens=30, stop_token_ids=(6,)))
+    assert [answer["text"] for answer in answers] == [result.text for result in own]

@@ -72,12 +72,16 @@ class Trainer:
 
     def start(self, params: Params) -> TrainState:
         """The state before the first update, fully sharded over the mesh's `data` axis."""
+        state = self.fresh(params)
+        return jax.device_put(state, self.shardings(state))
+
+    def fresh(self, params: Params) -> TrainState:
+        """The same, wherever the parameters are."""
         # Copies: updates are given the state to overwrite.
         masters = tuple(jnp.array(params[i], jnp.float32) for i in self.trainable)
-        state = TrainState(
+        return TrainState(
             step=jnp.zeros((), jnp.int32), masters=masters, optimizer=self.optimizer.init(masters)
         )
-        return jax.device_put(state, self.shardings(state))
 
     def shardings(self, state: TrainState) -> TrainState:
         """Where each array of the state lives: split along its first axis that the devices divide."""

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from pydantic_core import to_json
 
 from jspec_serve.api.fields import GenerationRequest, SamplingRequest
+from jspec_serve.api.speculation_details import TokenDetails
 from jspec_serve.calls import Times, Update
 from jspec_serve.problem import Problem
 from jspec_serve.service import Prepared, Service
@@ -63,7 +64,7 @@ class Answer(abc.ABC, Generic[Body]):
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Tokens so far; a prompt counts once, however many answers it has, and so does what the prefix cache had."""
+        """Tokens so far. A prompt counts once, however many answers it has; so does what the prefix cache had."""
         prompts: Sequence[Any] = self.prepared.requests[:: self.prepared.choices]
         prompt_tokens = sum(len(request.prompt_ids) for request in prompts)
         return {
@@ -95,6 +96,7 @@ class ChoicesAnswer(Answer[GenerationBody]):
         super().__init__(service, body, prepared)
         self._choices: list[dict[str, Any]] = []
         self._begun: set[int] = set()
+        self._tokens = [TokenDetails(service.tokenizer) for _ in prepared.requests]
 
     def _chunk(self, choices: list[dict[str, Any]], usage: Any = None) -> dict[str, Any]:
         chunk = self.header | {"object": self.chunk_name, "choices": choices}

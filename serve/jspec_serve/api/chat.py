@@ -5,22 +5,18 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from jspec.grammar.grammar import Grammar
 from jspec_serve.api.answer import ChoicesAnswer
-from jspec_serve.api.fields import GenerationRequest, Strict, refused
+from jspec_serve.api.fields import GenerationRequest, refused
+from jspec_serve.api.forms import ChatForm, field_names, grammar_of
 from jspec_serve.api.messages import Message, template_messages
-from jspec_serve.api.speculation_details import spec_details, token_details
+from jspec_serve.api.speculation_details import spec_details
 from jspec_serve.api.tools import Called, CallReader, Tool, ToolChoice, template_tools
 from jspec_serve.calls import Update
 from jspec_serve.problem import Problem
 from jspec_serve.service import Prepared, Service
 
 RESERVED_VARIABLES = {"messages", "tools"}  # of chat templates
-
-
-class ResponseFormat(Strict):
-    """Only free text so far."""
-
-    type: str
 
 
 class ChatRequest(GenerationRequest):
@@ -46,7 +42,7 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
+    response_format: ChatForm | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -59,6 +55,16 @@ class ChatRequest(GenerationRequest):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return super().tokens_asked
+
+    @property
+    def form(self) -> Grammar | None:
+        """See `SamplingRequest`."""
+        return grammar_of(self.response_format, self.grammar)
+
+    @property
+    def form_fields(self) -> Mapping[str, str]:
+        """See `SamplingRequest`."""
+        return field_names("response_format", "response_format.json_schema.schema", self.response_format)
 
 
 def prepare_chat(service: Service, body: ChatRequest) -> Prepared:
@@ -74,14 +80,6 @@ def prepare_chat(service: Service, body: ChatRequest) -> Prepared:
             400,
             'top_logprobs: expected nothing without "logprobs": true, got some; set logprobs too',
             param="top_logprobs",
-        )
-    if body.response_format is not None and body.response_format.type != "text":
-        raise Problem(
-            400,
-            f'response_format.type: expected "text", got {body.response_format.type!r:.60}; structured output is not '
-            "served yet",
-            param="response_format.type",
-            code="unsupported_parameter",
         )
     tools = template_tools(service.tokenizer, body.tools, body.tool_choice, body.parallel_tool_calls)
     ids = encode_chat(service, body.messages, tools, body.chat_template_kwargs or {}, field="messages")
@@ -160,7 +158,7 @@ class ChatAnswer(ChoicesAnswer[ChatRequest]):
             self._begun.add(number)
         chunk: dict[str, Any] = {"index": number, "delta": delta, "logprobs": part, "finish_reason": None}
         if self.body.tells_tokens:
-            chunk["tokens"] = token_details(piece)
+            chunk["tokens"] = self._tokens[number].push(piece)
         if update.result is not None:
             choice["spec"] = chunk["spec"] = spec_details(self.service.engine, update.result)
             reason = str(piece.finish_reason)

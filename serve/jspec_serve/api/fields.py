@@ -3,11 +3,13 @@
 import abc
 import dataclasses
 import re
+import types
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from jspec.grammar.grammar import Grammar
 from jspec.settings import Settings
 from jspec_serve.problem import Problem
 
@@ -66,6 +68,32 @@ class Speculation(Strict):
     ] = 0.0
 
 
+class TagField(Strict):
+    """A stretch of free text that has a form; see `jspec.StructuralTag`."""
+
+    begin: Annotated[str, Field(min_length=1)]
+    json_schema: dict[str, Any] | None = None
+    lark: str | None = None
+    end: str | None = None
+    trigger: Annotated[str, Field(min_length=1)] | None = None
+
+
+class GrammarField(Strict):
+    """The form of the answer: exactly one of all but `after`; see `jspec.Grammar`."""
+
+    json_schema: dict[str, Any] | None = None
+    json_object: Literal[True] | None = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    lark: Annotated[str, Field(min_length=1)] | None = None
+    ebnf: Annotated[str, Field(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    structural_tags: Annotated[list[TagField], Field(min_length=1)] | None = None
+    after: (
+        Annotated[str, Field(min_length=1, description='Text behind which it begins, such as "</think>".')]
+        | None
+    ) = None
+
+
 class SamplingRequest(Strict):
     """How to sample; null is the same as leaving a field out."""
 
@@ -88,6 +116,7 @@ class SamplingRequest(Strict):
     stop_token_ids: list[TokenId] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
     speculation: Literal["on", "off"] | Speculation | None = None
+    grammar: GrammarField | None = None
     priority: (
         Annotated[
             int, Field(ge=-100, le=100, description="Greater ones go first, and may interrupt lesser ones.")
@@ -105,15 +134,26 @@ class SamplingRequest(Strict):
     def tokens_asked(self) -> tuple[str, int | None]:
         """The field that limits the answer, and its value."""
 
+    @property
+    @abc.abstractmethod
+    def form(self) -> Grammar | None:
+        """What the answer must look like; raises Problem for what is no grammar."""
+
+    @property
+    def form_fields(self) -> Mapping[str, str]:
+        """Where the form came from, by the names that the engine has for it."""
+        return {}
+
     def check_stream(self) -> None:
         """Raises Problem for options of a stream that is none."""
 
-    def settings(self, *, max_tokens: int, log_probs: int | None) -> Settings:
+    def settings(self, *, max_tokens: int, log_probs: int | None, prompt_log_probs: bool = False) -> Settings:
         """The request as the engine takes it.
 
         Args:
           max_tokens: resolved against the context.
           log_probs: alternatives to report; None = no log-probabilities.
+          prompt_log_probs: report those of the prompt, too.
 
         Raises:
           Problem: 400; the engine refuses a value, or two that do not go together.
@@ -137,6 +177,7 @@ class SamplingRequest(Strict):
             "stop_token_ids": self.stop_token_ids,
             "allowed_token_ids": self.allowed_token_ids,
             "seed": self.seed,
+            "grammar": self.form,
         }
         if self.logit_bias is not None:
             given["logit_bias"] = {int(id_): bias for id_, bias in self.logit_bias.items()}
@@ -145,13 +186,14 @@ class SamplingRequest(Strict):
             return Settings(
                 max_tokens=max_tokens,
                 log_probs=log_probs,
+                prompt_log_probs=prompt_log_probs,
                 draft_length=speculation.draft_length,
                 min_confidence=speculation.min_confidence,
                 stop=stop,
                 **with_values,
             )
         except ValueError as problem:
-            raise refused(problem) from problem
+            raise refused(problem, fields=self.form_fields) from problem
 
 
 class GenerationRequest(SamplingRequest):
@@ -191,7 +233,14 @@ class GenerationRequest(SamplingRequest):
             )
 
 
-def refused(problem: ValueError, *, prompt: str = "prompt", prompts: int = 1, choices: int = 1) -> Problem:
+def refused(
+    problem: ValueError,
+    *,
+    prompt: str = "prompt",
+    prompts: int = 1,
+    choices: int = 1,
+    fields: Mapping[str, str] = types.MappingProxyType({}),
+) -> Problem:
     """A refusal of the engine as a reply that names the request's field.
 
     Args:
@@ -199,10 +248,11 @@ def refused(problem: ValueError, *, prompt: str = "prompt", prompts: int = 1, ch
       prompt: the field that the prompts came in.
       prompts: how many there are.
       choices: answers for each prompt; the engine was given it as often.
+      fields: that settings came in, where that is not their own name.
     """
     name, _, rest = str(problem).partition(": expected")
     field = name.rpartition("].")[2] if name.startswith("settings[") else name
-    field = FIELD_OF_SETTING.get(field, field)
+    field = fields.get(field) or FIELD_OF_SETTING.get(field, field)
     if found := re.fullmatch(r"prompts\[(\d+)\](.*)", field):
         number = f"[{int(found[1]) // choices}]" if prompts > 1 else ""
         field = f"{prompt}{number}{found[2]}"

@@ -6,9 +6,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 from pydantic_core import to_json
 
+from jspec.grammar.grammar import Grammar
 from jspec_serve.api.answer import Answer
 from jspec_serve.api.chat import encode_chat
 from jspec_serve.api.fields import SamplingRequest, Strict
+from jspec_serve.api.forms import (
+    FlatJsonSchemaForm,
+    JsonObjectForm,
+    ResponseForm,
+    TextForm,
+    field_names,
+    grammar_of,
+)
 from jspec_serve.api.messages import FunctionCall, Message, ToolCall
 from jspec_serve.api.output_items import OutputItems
 from jspec_serve.api.speculation_details import spec_details
@@ -87,16 +96,10 @@ class NamedFunctionTool(Strict):
     name: str
 
 
-class TextFormat(Strict):
-    """Only free text so far."""
-
-    type: str
-
-
 class TextOptions(Strict):
     """How text is formed."""
 
-    format: TextFormat | None = None
+    format: ResponseForm | None = None
 
 
 class ResponsesRequest(SamplingRequest):
@@ -135,6 +138,21 @@ class ResponsesRequest(SamplingRequest):
         return "max_output_tokens", self.max_output_tokens
 
     @property
+    def text_form(self) -> TextForm | JsonObjectForm | FlatJsonSchemaForm | None:
+        """The format of the text."""
+        return None if self.text is None else self.text.format
+
+    @property
+    def form(self) -> Grammar | None:
+        """See `SamplingRequest`."""
+        return grammar_of(self.text_form, self.grammar)
+
+    @property
+    def form_fields(self) -> Mapping[str, str]:
+        """See `SamplingRequest`."""
+        return field_names("text.format", "text.format.schema", self.text_form)
+
+    @property
     def chat_tools(self) -> list[Tool] | None:
         """The tools as chats declare them."""
         if self.tools is None:
@@ -147,13 +165,6 @@ class ResponsesRequest(SamplingRequest):
 
 def prepare_response(service: Service, body: ResponsesRequest) -> Prepared:
     """Checks a request and puts its items through the chat template; see `Service.prepare`."""
-    if body.text is not None and body.text.format is not None and body.text.format.type != "text":
-        raise Problem(
-            400,
-            f'text.format.type: expected "text", got {body.text.format.type!r:.60}; structured output is not served yet',
-            param="text.format.type",
-            code="unsupported_parameter",
-        )
     if body.top_logprobs is not None and LOG_PROBS not in (body.include or ()):
         raise Problem(
             400,
@@ -247,7 +258,7 @@ class ResponseAnswer(Answer[ResponsesRequest]):
 
     def whole(self) -> dict[str, Any]:
         """The response as it is so far."""
-        body, usage = self.body, self.usage
+        body, usage, form = self.body, self.usage, self.body.text_form
         ended = self._status != "in_progress"
         incomplete = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
         return {
@@ -265,7 +276,7 @@ class ResponseAnswer(Answer[ResponsesRequest]):
             "previous_response_id": None,
             "store": False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True)},
             "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else "auto",
             "tools": [tool.model_dump() for tool in body.tools or []],
             "top_p": 1.0 if body.top_p is None else body.top_p,

@@ -4,6 +4,8 @@ from typing import Any
 
 from jspec.engine import Engine
 from jspec.results import Piece, Result
+from jspec.text.detokenize import Detokenizer
+from jspec.text.tokenizer import Tokenizer
 
 
 def spec_details(engine: Engine, result: Result) -> dict[str, Any]:
@@ -30,6 +32,24 @@ def spec_details(engine: Engine, result: Result) -> dict[str, Any]:
     }
 
 
-def token_details(piece: Piece) -> dict[str, Any]:
-    """ "tokens" of a stream's chunk: where each token of the round came from."""
-    return {"ids": list(piece.token_ids), "drafted": list(piece.drafted), "verified": piece.verified}
+class TokenDetails:
+    """ "tokens" of a stream's chunks: where each token of a choice came from, what it adds to the text."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        """At the beginning of the choice."""
+        self._detokenizer = Detokenizer(tokenizer)
+
+    def push(self, piece: Piece) -> dict[str, Any]:
+        """Takes the next round.
+
+        Texts are not held back for stop strings or calls of tools, as the chunk's own are.
+        """
+        texts = [self._detokenizer.push([id_]) for id_ in piece.token_ids]
+        if piece.finish_reason is not None and texts:
+            texts[-1] += self._detokenizer.flush()
+        return {
+            "ids": list(piece.token_ids),
+            "texts": texts,
+            "drafted": list(piece.drafted),
+            "verified": piece.verified,
+        }

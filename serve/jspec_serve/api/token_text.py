@@ -48,11 +48,22 @@ class TokenText:
 class CompletionLogProbs:
     """ "logprobs" of one choice of a completion, which also tell where in the text each token begins."""
 
-    def __init__(self, tokenizer: Tokenizer):
-        """At the beginning of the text."""
+    def __init__(self, tokenizer: Tokenizer, *, offset: int = 0):
+        """At the beginning of a text that begins at `offset` of the choice's."""
         self._text = TokenText(tokenizer)
         self._detokenizer = Detokenizer(tokenizer)
-        self._offset = 0
+        self._offset = offset
+
+    def prompt(self, first: int, rows: tuple[TokenLogProb, ...]) -> dict[str, Any]:
+        """A whole prompt: nothing is known of its first token, as nothing stands before it."""
+        part: dict[str, Any] = {
+            "tokens": [self._text.name_of(first)],
+            "token_logprobs": [None],
+            "top_logprobs": [None],
+            "text_offset": [self._offset],
+        }
+        self._offset += len(self._detokenizer.push([first]))
+        return {key: [*part[key], *rest] for key, rest in self.push(rows).items()}
 
     def push(self, rows: tuple[TokenLogProb, ...]) -> dict[str, Any]:
         """Takes the next tokens; returns their part."""

@@ -42,7 +42,7 @@ def batch_command(
     name: Name = None,
     max_slots: MaxSlots = 8,
     max_context: MaxContext = None,
-    overlap: Overlap = None,
+    overlap: Overlap = True,
     compilation_cache: CompilationCache = DEFAULT_CACHE,
 ) -> None:
     """Answers a file of requests; started again after it was stopped, it goes on where it was."""

@@ -67,7 +67,7 @@ def serve_command(
         bool | None,
         typer.Option(help="Texts that begin alike share pages. Left out: where layers have no window."),
     ] = None,
-    overlap: Overlap = None,
+    overlap: Overlap = True,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests in the queue; more get a 429.")] = 128,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1)] = None,
     max_output_tokens: Annotated[int | None, typer.Option(min=1)] = None,

