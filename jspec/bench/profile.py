@@ -38,7 +38,8 @@ def profile(
       dtype: of weights and cache, for the table.
       context: tokens that each lane has committed when the timing begins.
       far_context: a second one, for the cost of context; None = 4 times the first, or what there is room for.
-      repeats: at least 1; with 1 there is no spread, and so no doubt.
+      repeats: at least 1; with 1 there is no spread, and so no doubt. Counts of lanes whose decoding rounds
+        are noisy get as many again, or fewer if they come out.
       rounds: timed per kind and repeat.
       progress: told what happens.
 
@@ -72,7 +73,27 @@ def profile(
             _rounds(engine, engine.ladder.scheduled(count)[:1], far_context, rounds, seconds)
         progress(f"repeat {repeat + 1} of {repeats}: prompt chunks")
         _chunks(engine, seconds)
-    cells = tuple(
+    for repeat in range(repeats):
+        doubtful = {cell.lanes for cell in _cells(seconds) if cell.noisy and not cell.chunk}
+        if not doubtful:
+            break
+        for count in sorted(doubtful):
+            progress(f"noisy: repeat {repeat + 1} of at most {repeats} more: {count} lanes")
+            _rounds(engine, engine.ladder.scheduled(count), context, rounds, seconds)
+    cells = _cells(seconds)
+    return MeasuredCosts(
+        hardware=hardware_name(),
+        target=engine.method.target.identity,
+        drafter=engine.method.drafter.name,
+        draft_length=engine.method.drafter.draft_length,
+        dtype=dtype,
+        cells=cells,
+        context_seconds=context_slope(cells, context, far_context),
+    )
+
+
+def _cells(seconds: Mapping[Kind, Sequence[float]]) -> tuple[Cell, ...]:
+    return tuple(
         Cell(
             lanes=bucket.lanes,
             nodes=bucket.nodes,
@@ -82,15 +103,6 @@ def profile(
             spread=spread(values),
         )
         for (bucket, length), values in seconds.items()
-    )
-    return MeasuredCosts(
-        hardware=hardware_name(),
-        target=engine.method.target.identity,
-        drafter=engine.method.drafter.name,
-        draft_length=engine.method.drafter.draft_length,
-        dtype=dtype,
-        cells=cells,
-        context_seconds=context_slope(cells, context, far_context),
     )
 
 

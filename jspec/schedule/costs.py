@@ -41,6 +41,11 @@ class Cell:
     seconds: float  # median over the repeats
     spread: float  # of the repeats: the middle half of them lies within this share of their median
 
+    @property
+    def noisy(self) -> bool:
+        """Whether it is too uncertain to decide on."""
+        return not self.spread <= MOST_SPREAD  # NaN is
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredCosts:
@@ -87,7 +92,7 @@ class MeasuredCosts:
     @property
     def noisy(self) -> tuple[Cell, ...]:
         """Cells whose repeats differ too much."""
-        return tuple(cell for cell in self.cells if not cell.spread <= MOST_SPREAD)
+        return tuple(cell for cell in self.cells if cell.noisy)
 
     def round_seconds(self, requests: int, bucket: Bucket, context: int) -> float:
         """See `RoundCosts.round_seconds`. Padding lanes cost what lanes cost.
