@@ -79,7 +79,7 @@ def profile(
             chunk=bucket.chunk,
             context=length,
             seconds=statistics.median(values),
-            spread=(max(values) - min(values)) / statistics.median(values),
+            spread=spread(values),
         )
         for (bucket, length), values in seconds.items()
     )
@@ -92,6 +92,14 @@ def profile(
         cells=cells,
         context_seconds=context_slope(cells, context, far_context),
     )
+
+
+def spread(values: Sequence[float]) -> float:
+    """Width of the middle half over the median, which a single slow repeat moves as little as the median."""
+    if len(values) < 2:
+        return 0.0
+    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
+    return (third - first) / median
 
 
 def context_slope(cells: Sequence[Cell], near: int, far: int) -> float:
