@@ -3,6 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
+# Prompt tokens of rounds that decode besides, where they are asked for without a number: a running request waits
+# so long for its next token, and a prompt's first one comes later the shorter they are.
+MIXED_CHUNKS = (31, 127)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Bucket:
@@ -31,12 +35,25 @@ class Ladder:
       draft_length: draft tokens per lane at most.
       chunks: prompt tokens per prefill round, ascending.
       mixed_chunks: prompt tokens of a round that decodes besides, ascending; empty = there are no such rounds.
+
+    Raises:
+      ValueError: chunks out of order, or a mixed one beyond the longest.
     """
 
     max_slots: int
     draft_length: int
     chunks: tuple[int, ...]
     mixed_chunks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        chunks, mixed = self.chunks, self.mixed_chunks
+        if not chunks or list(chunks) != sorted(set(chunks)) or chunks[0] < 1:
+            raise ValueError(f"chunks: expected ascending positive sizes, got {chunks}; sort them")
+        if list(mixed) != sorted(set(mixed)) or not all(1 <= size <= chunks[-1] for size in mixed):
+            raise ValueError(
+                f"mixed_chunks: expected ascending sizes from 1 to {chunks[-1]}, the longest of chunks, got {mixed}; "
+                "sort them, or leave them out"
+            )
 
     def lanes(self, count: int) -> int:
         """Smallest power of two that holds `count` lanes, or max_slots."""
@@ -88,7 +105,12 @@ class Ladder:
         Args:
           remaining: tokens of the prompt to execute (the last one is a node).
           drafts: of the other lanes.
+
+        Raises:
+          ValueError: there are no such rounds.
         """
+        if not self.mixed_chunks:
+            raise ValueError("mixed: expected mixed_chunks, got none; make the engine with some")
         nodes, total = self.max_slots, sum(drafts)
         while nodes < self.max_slots + total:
             nodes *= 2

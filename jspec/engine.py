@@ -81,7 +81,8 @@ class Engine:
           cache_dtype: of keys and values.
           chunks: prompt tokens per prefill round (besides the one that every lane has), ascending.
           mixed_chunks: likewise where running requests decode in the same round; none beyond the longest of
-            `chunks`. Empty = they wait while a prompt is executed. See `jspec.buckets.MIXED_CHUNKS`.
+            `chunks`. Empty = they wait while a prompt is executed, as is best where nobody waits for the next
+            token. Each is a few programs more, see `jspec.buckets.Ladder.mixed`.
           max_stop_ids: EOS and stop token ids that one request may have.
           costs: of rounds by bucket, so that the schedule can choose; None = every draft token is verified.
           typical: mean survival of draft token 1, 2, ..., for the schedule's first rounds; None = unknown.
@@ -108,7 +109,7 @@ class Engine:
         self.eos_ids = tuple(eos_ids)
         self.max_slots = max_slots
         self.max_context = target.max_context if max_context is None else max_context
-        self._check_sizes(chunks, mixed_chunks, page_size, cache_tokens)
+        self._check_sizes(page_size, cache_tokens)
         self._check_rules()
         self.page_size, self.cache_tokens = page_size, cache_tokens
         if jax.default_backend() == "tpu" and page_size % PAGE_MULTIPLE:
@@ -212,13 +213,7 @@ class Engine:
         """The compiled programs."""
         return self._runner.programs
 
-    def _check_sizes(
-        self,
-        chunks: Sequence[int],
-        mixed_chunks: Sequence[int],
-        page_size: int,
-        cache_tokens: int | None,
-    ) -> None:
+    def _check_sizes(self, page_size: int, cache_tokens: int | None) -> None:
         limit = self.method.target.max_context
         if not 2 <= self.max_context <= limit:
             raise ValueError(
@@ -237,14 +232,6 @@ class Engine:
             raise ValueError(
                 f"max_log_probs: expected 0 to the vocabulary size {most}, got {self.method.max_log_probs}; "
                 "lower it"
-            )
-        if not chunks or list(chunks) != sorted(set(chunks)) or chunks[0] < 1:
-            raise ValueError(f"chunks: expected ascending positive sizes, got {tuple(chunks)}; sort them")
-        sizes = list(mixed_chunks)
-        if sizes != sorted(set(sizes)) or not all(1 <= size <= chunks[-1] for size in sizes):
-            raise ValueError(
-                f"mixed_chunks: expected ascending sizes from 1 to {chunks[-1]}, the longest of chunks, got "
-                f"{tuple(mixed_chunks)}; sort them, or leave them out"
             )
 
     def _check_rules(self) -> None:
@@ -345,17 +332,9 @@ class Engine:
           observer: called after every round.
           grammar_overlap: when the host does a grammar's work; None = the engine's choice.
           overlap: None = the engine's choice.
-          mixed: whether running requests decode in the rounds that execute a prompt; None = if the engine has
-            mixed chunks.
-
-        Raises:
-          ValueError: mixed, though the engine has none.
+          mixed: whether running requests decode in rounds that execute a prompt, for which the engine has to
+            have mixed chunks; None = if it has.
         """
-        mixed = bool(self.ladder.mixed_chunks) if mixed is None else mixed
-        if mixed and not self.ladder.mixed_chunks:
-            raise ValueError(
-                "mixed: expected False, as this engine has no mixed chunks, got True; make it with mixed_chunks"
-            )
         overlap = self.overlap if overlap is None else overlap
         return Session(
             runner=self._runner,
@@ -364,7 +343,7 @@ class Engine:
             scheduler=self._scheduler,
             overlap=overlap,
             grammar_overlap=resolve_overlap(grammar_overlap, self.grammar_overlap, overlap=overlap),
-            mixed=mixed,
+            mixed=bool(self.ladder.mixed_chunks) if mixed is None else mixed,
             timings=timings,
             observer=observer,
         )

@@ -217,6 +217,7 @@ def info(service: Service) -> dict[str, Any]:
         "grammar": engine.grammar,
         "num_pages": list(engine.num_pages),
         "overlap": engine.overlap,
+        "mixed_chunks": list(engine.ladder.mixed_chunks),
         "free_pages": list(engine.free_pages),
         "max_log_probs": engine.method.max_log_probs,
         "limits": dataclasses.asdict(service.limits),
