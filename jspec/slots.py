@@ -15,9 +15,7 @@ class Slots:
 
     text: Text
     prompt_lengths: Int[Array, "slots"]
-    known_lengths: Int[
-        Array, "slots"
-    ]  # tokens known at admission: as long as there are no more, none was emitted
+    known_lengths: Int[Array, "slots"]  # tokens known at admission; more = the request has emitted one here
     limits: Int[Array, "slots"]  # text length (prompt included) at which the request ends
     draft_caps: Int[Array, "slots"]  # draft tokens allowed per round; 0 = speculation off for this request
     min_confidences: Float[Array, "slots"]  # of draft tokens that are verified; 0 = any
