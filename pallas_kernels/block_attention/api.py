@@ -3,6 +3,7 @@ and over itself, forward and backward, without a mask or scores over all blocks 
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.block_attention import reference, tpu
-from pallas_kernels.block_attention.layout import Laid, Rules, as_blocks, lay_out
+from pallas_kernels.block_attention.layout import Rules, as_blocks, as_tiles, lay_out
 
 
 def attend_blocks(
@@ -54,46 +55,63 @@ def attend_blocks(
     if window is not None and window < 1:
         raise ValueError(f"window: expected at least 1, the row itself, or None, got {window}; raise it")
     rules = Rules(scale=scale, block_size=q.shape[2], window=window, causal=causal)
-    laid = lay_out(q, k, v, k_context, v_context, starts, anchors, rules)
-    arrays = (laid.q, laid.k, laid.v, laid.k_context, laid.v_context)
-    return as_blocks(_attend(arrays, (laid.first, laid.end), rules, implementation), q.shape[1], rules)
+    return _attend((q, k, v, k_context, v_context), (starts, anchors), rules, implementation)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _attend(arrays: tuple[Array, ...], limits: tuple[Array, Array], rules: Rules, implementation: str | None):
-    return _saved(arrays, limits, rules, implementation)[0]
+def _attend(arrays: tuple[Array, ...], places: tuple[Array, Array], rules: Rules, implementation: str | None):
+    return _saved(arrays, places, rules, implementation)[0]
 
 
 def _saved(
-    arrays: tuple[Array, ...], limits: tuple[Array, Array], rules: Rules, implementation: str | None
-) -> tuple[Array, tuple[Laid, Array, Array]]:
-    q, k, v, k_context, v_context = arrays
-    laid = Laid(q=q, k=k, v=v, k_context=k_context, v_context=v_context, first=limits[0], end=limits[1])
-    out, logsumexp = _chosen(tpu.forward, reference.forward, implementation, laid, rules)
-    return out, (laid, out, logsumexp)
+    arrays: tuple[Array, ...], places: tuple[Array, Array], rules: Rules, implementation: str | None
+) -> tuple[Array, tuple]:
+    saved = _chosen(_forward, rules, implementation, arrays, places)
+    return saved[0], (arrays, places, *saved)
+
+
+def _forward(
+    run: ModuleType, rules: Rules, arrays: tuple[Array, ...], places: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """The output and, as [rows, blocks, block, heads], the log-sum-exp."""
+    out, logsumexp = run.forward(lay_out(*arrays, *places, rules), rules)
+    num_blocks = arrays[0].shape[1]
+    return as_blocks(out, num_blocks, rules), as_blocks(logsumexp[..., None], num_blocks, rules)[..., 0]
 
 
 def _backward(
-    rules: Rules, implementation: str | None, saved: tuple[Laid, Array, Array], d_out: Array
+    rules: Rules, implementation: str | None, saved: tuple, d_out: Array
 ) -> tuple[tuple[Array, ...], None]:
-    laid, out, logsumexp = saved
+    arrays, places, out, logsumexp = saved
     delta = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1)
-    return _chosen(
-        tpu.backward, reference.backward, implementation, laid, rules, logsumexp, delta, d_out
-    ), None
+    return _chosen(_gradients, rules, implementation, arrays, places, logsumexp, delta, d_out), None
 
 
-def _chosen(
-    kernel: Callable, plain: Callable, implementation: str | None, laid: Laid, rules: Rules, *arrays: Array
-) -> Any:
-    kernel, plain = (functools.partial(_run, run, rules) for run in (kernel, plain))
+def _gradients(
+    run: ModuleType,
+    rules: Rules,
+    arrays: tuple[Array, ...],
+    places: tuple[Array, Array],
+    logsumexp: Array,
+    delta: Array,
+    d_out: Array,
+) -> tuple[Array, ...]:
+    (_, num_blocks, *_), (_, tokens, kv_heads, _) = arrays[0].shape, arrays[3].shape
+    of_out = (as_tiles(x, kv_heads, rules) for x in (logsumexp[..., None], delta[..., None], d_out))
+    logsumexp, delta, d_out = of_out
+    laid = lay_out(*arrays, *places, rules)
+    *own, d_k, d_v = run.backward(laid, rules, logsumexp[..., 0], delta[..., 0], d_out)
+    of_context = (x.swapaxes(1, 2)[:, :tokens] for x in (d_k, d_v))
+    return *(as_blocks(x, num_blocks, rules) for x in own), *of_context
+
+
+def _chosen(call: Callable, rules: Rules, implementation: str | None, *arrays: Any) -> Any:
+    """On TPU in the layout of kernels, elsewhere in a tight one."""
+    kernel = functools.partial(call, tpu, rules)
+    plain = functools.partial(call, reference, rules.tightened(arrays[0][0].shape[1]))
     if implementation is None:
-        return jax.lax.platform_dependent(laid, *arrays, tpu=kernel, default=plain)
-    return (kernel if implementation == "tpu" else plain)(laid, *arrays)
-
-
-def _run(run: Callable, rules: Rules, laid: Laid, *arrays: Array) -> Any:
-    return run(laid, rules, *arrays)
+        return jax.lax.platform_dependent(*arrays, tpu=kernel, default=plain)
+    return (kernel if implementation == "tpu" else plain)(*arrays)
 
 
 _attend.defvjp(_saved, _backward)

@@ -26,27 +26,38 @@ class Rules:
     block_size: int
     window: int | None  # the last positions that a row sees, its own included; None = all
     causal: bool  # in its own block a row sees itself and those before it, else all
+    tight: int | None = None  # so many blocks fill a tile; None = registers, as kernels need it
+
+    def tightened(self, num_blocks: int) -> "Rules":
+        """For plain XLA, which computes what is padding too: tiles without any, unless blocks do not divide."""
+        return dataclasses.replace(self, tight=min(num_blocks, self.tile_blocks))
 
     @property
     def tile_blocks(self) -> int:
         """Blocks of a tile."""
-        return max(1, _ROWS // self.block_size)
+        return self.tight or max(1, _ROWS // self.block_size)
 
     @property
     def tile_rows(self) -> int:
         """Rows of a tile for one query head; what its blocks do not fill is padding."""
-        return -(-self.tile_blocks * self.block_size // _ROWS) * _ROWS
+        rows = self.tile_blocks * self.block_size
+        return rows if self.tight else -(-rows // _ROWS) * _ROWS
 
-    def inside(self) -> np.ndarray:
-        """Which rows of a tile (the second axis) a row of it (the first) sees: those of its block."""
-        number = np.arange(self.tile_rows)
-        block, row = number // self.block_size, number % self.block_size
-        seen = block[:, None] == block[None]
+    def inside_of_block(self) -> np.ndarray:
+        """Which rows of its block (the second axis) a row of it (the first) sees."""
+        row = np.arange(self.block_size)
+        seen = np.ones((self.block_size, self.block_size), np.bool_)
         if self.causal:
             seen &= row[None] <= row[:, None]
         if self.window is not None:
             seen &= row[None] > row[:, None] - self.window
         return seen
+
+    def inside(self) -> np.ndarray:
+        """Which rows of a tile (the second axis) a row of it (the first) sees: those of its block."""
+        number = np.arange(self.tile_rows)
+        block, row = number // self.block_size, number % self.block_size
+        return (block[:, None] == block[None]) & self.inside_of_block()[row[:, None], row[None]]
 
 
 @pytree
@@ -97,18 +108,13 @@ def lay_out(
     def context(array: Array) -> Array:
         return jnp.pad(array, ((0, 0), (0, rounded - tokens), (0, 0), (0, 0))).swapaxes(1, 2)
 
-    def queries(array: Array) -> Array:
-        tiled = _tiles(array, rules).reshape(*_tiles_shape(array, rules), kv_heads, -1, array.shape[-1])
-        tiled = tiled.transpose(0, 3, 1, 4, 2, 5)
-        return tiled.reshape(*tiled.shape[:3], -1, array.shape[-1])
-
     def limits(array: Array) -> Array:
         return jnp.tile(_tiles(array.astype(jnp.int32), rules), (1, 1, q.shape[3] // kv_heads))
 
     return Laid(
-        q=queries(q),
-        k=_tiles(k, rules).transpose(0, 3, 1, 2, 4),
-        v=_tiles(v, rules).transpose(0, 3, 1, 2, 4),
+        q=as_tiles(q, kv_heads, rules),
+        k=as_tiles(k, kv_heads, rules),
+        v=as_tiles(v, kv_heads, rules),
         k_context=context(k_context),
         v_context=context(v_context),
         first=limits(first),
@@ -116,10 +122,19 @@ def lay_out(
     )
 
 
+def as_tiles(
+    array: Float[Array, "rows blocks block heads size"], kv_heads: int, rules: Rules
+) -> Float[Array, "rows kv_heads tiles queries size"]:
+    """What there is of every query, or key, as `Laid` has it."""
+    tiled = _tiles(array, rules).reshape(*_tiles_shape(array, rules), kv_heads, -1, array.shape[-1])
+    tiled = tiled.transpose(0, 3, 1, 4, 2, 5)
+    return tiled.reshape(*tiled.shape[:3], -1, array.shape[-1])
+
+
 def as_blocks(
     out: Float[Array, "rows kv_heads tiles queries value_size"], num_blocks: int, rules: Rules
 ) -> Float[Array, "rows blocks block heads value_size"]:
-    """Undoes `lay_out` for what is one row per query."""
+    """Undoes `as_tiles`."""
     rows, kv_heads, tiles, queries, size = out.shape
     group = queries // rules.tile_rows
     out = out.reshape(rows, kv_heads, tiles, group, rules.tile_rows, size).transpose(0, 2, 4, 1, 3, 5)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from pallas_kernels.block_attention.layout import Laid, Rules
@@ -24,10 +25,14 @@ def forward(
 
     def one(at: tuple[Array, ...]) -> tuple[Array, Array]:
         row, first_tile, end_tile, q, k, v, first, end = at
-        scores = _scores(q, k, jnp.asarray(_inside(laid, rules)), rules)
+        seen = jnp.asarray(_inside(rules))
+        scores = _dot("kgbmd,kbtd->kgbmt", _own(q, rules), _own(k, rules)[:, 0]) * rules.scale
+        scores = jnp.where(seen, scores, _LOWEST)
         maximum = jnp.max(scores, axis=-1)
         weights = jnp.exp(scores - maximum[..., None])
-        total, out = jnp.sum(weights, axis=-1), _weighted(weights, v)
+        out = _dot("kgbmt,kbtd->kgbmd", weights.astype(v.dtype), _own(v, rules)[:, 0])
+        total = _flat(jnp.sum(weights, axis=-1)[..., None], rules)[..., 0]
+        maximum, out = _flat(maximum[..., None], rules)[..., 0], _flat(out, rules)
 
         def add(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
             maximum, total, out = carry
@@ -62,23 +67,29 @@ def backward(
       d_out: gradient of the output.
     """
 
-    def grads(scores: Array, q: Array, k: Array, v: Array, at: tuple[Array, Array, Array]) -> Any:
+    def grads(names: str, q: Array, k: Array, v: Array, seen: Array, at: tuple[Array, ...]) -> Any:
+        queries, keys = names.split(",")
+        pairs = queries[:-1] + "t"
         logsumexp, delta, d_out = at
-        weights = jnp.exp(scores - logsumexp[..., None])
-        d_weights = _dot("kmd,ktd->kmt", d_out, v)
-        d_scores = (weights * (d_weights - delta[..., None]) * rules.scale).astype(q.dtype)
-        d_v = _dot("kmt,kmd->ktd", weights.astype(d_out.dtype), d_out)
-        return _dot("kmt,ktd->kmd", d_scores, k), _dot("kmt,kmd->ktd", d_scores, q), d_v
+        scores = jnp.where(seen, _dot(f"{names}->{pairs}", q, k) * rules.scale, _LOWEST)
+        weights = jnp.exp(scores - logsumexp)
+        d_weights = _dot(f"{names}->{pairs}", d_out, v)
+        d_scores = (weights * (d_weights - delta) * rules.scale).astype(q.dtype)
+        d_v = _dot(f"{pairs},{queries}->{keys}", weights.astype(d_out.dtype), d_out)
+        d_q = _dot(f"{pairs},{keys}->{queries}", d_scores, k)
+        return d_q, _dot(f"{pairs},{queries}->{keys}", d_scores, q), d_v
 
     def one(context: Any, at: Any) -> Any:
         (row, first_tile, end_tile, q, k, v, first, end), of_out = at
-        scores = _scores(q, k, jnp.asarray(_inside(laid, rules)), rules)
-        d_q, d_k, d_v = grads(scores, q, k, v, of_out)
+        own = (_own(k, rules)[:, 0], _own(v, rules)[:, 0], jnp.asarray(_inside(rules)))
+        of_own = tuple(_own(x, rules) for x in of_out)
+        d_q, *d_own = grads("kgbmd,kbtd", _own(q, rules), *own, of_own)
+        d_q, d_k, d_v = _flat(d_q, rules), *(_flat(x[:, None], rules) for x in d_own)
 
         def add(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
             d_q, *d_context = carry
             keys, values, seen = _context(laid, row, i, first, end)
-            more, *new = grads(_scores(q, keys, seen, rules), q, keys, values, of_out)
+            more, *new = grads("kmd,ktd", q, keys, values, seen, of_out)
             at = (row, 0, i * laid.tile_tokens, 0)
             d_context = (
                 jax.lax.dynamic_update_slice(
@@ -92,7 +103,7 @@ def backward(
         return tuple(d_context), tuple(x.astype(q.dtype) for x in (d_q, d_k, d_v))
 
     start = jnp.zeros(laid.k_context.shape, jnp.float32), jnp.zeros(laid.v_context.shape, jnp.float32)
-    of_out = _by_number(logsumexp), _by_number(delta), _by_number(d_out)
+    of_out = tuple(_by_number(x) for x in (logsumexp[..., None], delta[..., None], d_out))
     (d_k_context, d_v_context), own = jax.lax.scan(one, start, (_by_tile(laid), of_out))
     d_q, d_k, d_v = (_by_row(x, laid) for x in own)
     dtype = laid.k_context.dtype
@@ -111,10 +122,27 @@ def _weighted(weights: Array, v: Array) -> Array:
     return _dot("kmt,ktd->kmd", weights.astype(v.dtype), v)
 
 
-def _inside(laid: Laid, rules: Rules) -> Any:
-    return (
-        rules.inside()[None].repeat(laid.q.shape[3] // rules.tile_rows, axis=0).reshape(-1, rules.tile_rows)
-    )
+def _inside(rules: Rules) -> np.ndarray:
+    """[blocks, block, block]: who sees which row of its block; the last one of a tile may be cut off."""
+    blocks = -(-rules.tile_rows // rules.block_size)
+    number = np.arange(blocks * rules.block_size).reshape(blocks, 1, rules.block_size)
+    return rules.inside_of_block() & (number < rules.tile_rows)
+
+
+def _own(array: Array, rules: Rules) -> Array:
+    """[kv_heads, group * tile_rows, size] of one tile as [kv_heads, group, blocks, block, size]."""
+    kv_heads, rows, size = array.shape
+    missing = -rules.tile_rows % rules.block_size
+    array = array.reshape(kv_heads, rows // rules.tile_rows, rules.tile_rows, size)
+    array = jnp.pad(array, ((0, 0), (0, 0), (0, missing), (0, 0)))
+    return array.reshape(*array.shape[:2], -1, rules.block_size, size)
+
+
+def _flat(array: Array, rules: Rules) -> Array:
+    """Undoes `_own`."""
+    kv_heads, group, _, _, size = array.shape
+    array = array.reshape(kv_heads, group, -1, size)[:, :, : rules.tile_rows]
+    return array.reshape(kv_heads, -1, size)
 
 
 def _context(laid: Laid, row: Array, tile: Array, first: Array, end: Array) -> tuple[Array, Array, Array]:

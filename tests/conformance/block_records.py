@@ -90,7 +90,7 @@ def check_masks(config: Any, batch: TrainBatch, blocks: Blocks, outputs: Mapping
         if window is not None:
             context &= token > ends + row - window
         rules = Rules(scale=1.0, block_size=size, window=window, causal=config.causal(kind))
-        own = np.einsum("nm,ji->njmi", np.eye(num_blocks, dtype=bool), rules.inside()[:size, :size])
+        own = np.einsum("nm,ji->njmi", np.eye(num_blocks, dtype=bool), rules.inside_of_block())
         own = own.reshape(num_blocks * size, num_blocks * size)
         keep = np.repeat(np.asarray(blocks.keep), size, axis=1)
         own = own[None] & keep[:, :, None]
