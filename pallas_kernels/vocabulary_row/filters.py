@@ -60,8 +60,10 @@ def greatest(logits: Float[Array, "rows vocabulary"], count: int) -> Float[Array
     by_column = jnp.pad(logits, ((0, 0), (0, spare)), constant_values=-jnp.inf)
     by_column = by_column.reshape(rows, height, columns)
     _, chosen = jax.lax.top_k(jnp.max(by_column, axis=1), count)
-    members = jnp.take_along_axis(by_column, chosen[:, None, :], axis=2)
-    return jax.lax.top_k(members.reshape(rows, height * count), count)[0]
+    # Members are taken from the row itself, as the filled up one then need not be in memory.
+    ids = (chosen[:, None] + columns * jnp.arange(height, dtype=jnp.int32)[None, :, None]).reshape(rows, -1)
+    members = jnp.take_along_axis(logits, jnp.minimum(ids, vocabulary - 1), axis=1)
+    return jax.lax.top_k(jnp.where(ids < vocabulary, members, -jnp.inf), count)[0]
 
 
 def _top_k_floor(
