@@ -83,8 +83,7 @@ def _backward(
     rules: Rules, implementation: str | None, saved: tuple, d_out: Array
 ) -> tuple[tuple[Array, ...], None]:
     arrays, places, out, logsumexp = saved
-    delta = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1)
-    return _chosen(_gradients, rules, implementation, arrays, places, logsumexp, delta, d_out), None
+    return _chosen(_gradients, rules, implementation, arrays, places, out, logsumexp, d_out), None
 
 
 def _gradients(
@@ -92,15 +91,16 @@ def _gradients(
     rules: Rules,
     arrays: tuple[Array, ...],
     places: tuple[Array, Array],
+    out: Array,
     logsumexp: Array,
-    delta: Array,
     d_out: Array,
 ) -> tuple[Array, ...]:
     (_, num_blocks, *_), (_, tokens, kv_heads, _) = arrays[0].shape, arrays[3].shape
-    of_out = (as_tiles(x, kv_heads, rules) for x in (logsumexp[..., None], delta[..., None], d_out))
-    logsumexp, delta, d_out = of_out
+    of_out = (as_tiles(x, kv_heads, rules) for x in (out, logsumexp[..., None], d_out))
+    out, logsumexp, d_out = of_out
+    delta = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1)
     laid = lay_out(*arrays, *places, rules)
-    *own, d_k, d_v = run.backward(laid, rules, logsumexp[..., 0], delta[..., 0], d_out)
+    *own, d_k, d_v = run.backward(laid, rules, logsumexp[..., 0], delta, d_out)
     of_context = (x.swapaxes(1, 2)[:, :tokens] for x in (d_k, d_v))
     return *(as_blocks(x, num_blocks, rules) for x in own), *of_context
 
