@@ -15,7 +15,7 @@ def test_memory_is_that_of_the_operands_and_no_score_is_kept(generation):
     for name, programs in compiled(MODULE, NAMES, listings=True).items():
         program, shape = programs[generation], COMPILED[name]
         # Operands and gradients in the kernels' layout; small ones may be moved to the chip, which counts.
-        assert program.temporary_bytes <= 2.5 * shape.operand_bytes + 2**24, name
+        assert program.temporary_bytes <= 2.5 * shape.operand_bytes + 2**23, name
         assert program.largest_made <= shape.operand_bytes, name
         if name == "qwen3 8b":
             assert program.temporary_bytes < shape.score_bytes / 16
