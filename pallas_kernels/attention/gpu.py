@@ -4,7 +4,8 @@ Queries and in-flight keys are few: plain XLA lays them out in tiles of lanes, a
 read by the kernel, from the pages where it lies. All products take bfloat16 operands, the softmax weights among them,
 and sum in float32.
 
-Not yet run on a GPU: checked in the interpreter and compiled ahead of time for Hopper.
+It has not run on a GPU: the interpreter runs it, and XLA compiles it ahead of time for an H100, with the pool passed
+as it lies.
 """
 
 import functools
@@ -23,8 +24,8 @@ _LOWEST = -1e30  # below any score, yet finite
 _UNSEEN = 2**30  # beyond any position
 
 
-def unsupported(q: Array, pages: Pages) -> str | None:
-    """What the kernel cannot do about such a call, in the form of an error; None if it can."""
+def unsupported(q: Float[Array, "queries heads head_size"], pages: Pages) -> str | None:
+    """The error of a call that the kernel cannot do; None of one that it can."""
     if jax.__version_info__ < (0, 12):
         return f'implementation: expected jax 0.12 or newer for "gpu", got {jax.__version__}; use "xla"'
     if q.dtype != jnp.bfloat16 or pages.dtype != jnp.bfloat16:
@@ -77,7 +78,9 @@ def attend(
         spread = jnp.repeat(per_query, group, axis=1)
         return jnp.pad(spread, [(0, 0), (0, rows - spread.shape[1])] + [(0, 0)] * (spread.ndim - 2))
 
-    tiled_q = jnp.where(real[..., None, None], q[query], 0).reshape(lanes, most_queries, kv_heads, group, size)
+    tiled_q = jnp.where(real[..., None, None], q[query], 0).reshape(
+        lanes, most_queries, kv_heads, group, size
+    )
     tiled_q = tiled_q.transpose(0, 2, 1, 3, 4).reshape(lanes * kv_heads, most_queries * group, size)
     tiled_q = jnp.pad(tiled_q, ((0, 0), (0, rows - most_queries * group), (0, 0)))
 
@@ -87,7 +90,9 @@ def attend(
     lowest = jnp.minimum(first_visible.reshape(lanes, tiles, ROWS).min(axis=2), context[:, None])
     busy = row_real.reshape(lanes, tiles, ROWS).any(axis=2)
     in_flight = jnp.where(busy, -(-lane_keys[:, None] // KEYS), 0)
-    span = jnp.stack([jnp.maximum(lowest, 0), jnp.broadcast_to(context[:, None], lowest.shape), in_flight], axis=2)
+    span = jnp.stack(
+        [jnp.maximum(lowest, 0), jnp.broadcast_to(context[:, None], lowest.shape), in_flight], axis=2
+    )
     seen = _seen_bits(sight, query, real, lane_queries, lane_keys, context, k_lanes.shape[2])
     spread_sinks = jnp.full((kv_heads, group), _LOWEST) if sinks is None else sinks.reshape(kv_heads, group)
     maximum = jnp.tile(spread_sinks.astype(jnp.float32) * jnp.log2(jnp.e), (1, -(-rows // group)))[:, :rows]
@@ -166,7 +171,9 @@ def _seen_bits(
     bit = jnp.left_shift(jnp.int32(1), key % 32)
 
     def packed(mask: Array) -> Array:
-        return jnp.sum(jnp.where(mask, bit, 0).reshape(lanes, queries, width // 32, 32), axis=3, dtype=jnp.int32)
+        return jnp.sum(
+            jnp.where(mask, bit, 0).reshape(lanes, queries, width // 32, 32), axis=3, dtype=jnp.int32
+        )
 
     words = packed(causal & exists)
     if not sight.visible.shape[1]:
