@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import math
 import random
 import statistics
 import time
@@ -203,15 +204,27 @@ def main() -> None:
     rows = []
     for kind, load_ in loads:
         speeds = {name: [w.tokens_per_second for w in windows[kind, load_, name]] for name in engines}
-        better = [max(pair) for pair in zip(speeds["plain"], speeds["full"], strict=True)]
-        ratio = statistics.median(s / b for s, b in zip(speeds["scheduled"], better, strict=True))
         medians = {name: statistics.median(values) for name, values in speeds.items()}
-        rows.append({"kind": kind, "load": load_, **medians, "scheduled_of_better": ratio})
+        better = max(("plain", "full"), key=lambda name: medians[name])
+        ratio = statistics.median(s / b for s, b in zip(speeds["scheduled"], speeds[better], strict=True))
+        rows.append({"kind": kind, "load": load_, **medians, "better": better, "scheduled_of_better": ratio})
+        waits = {
+            name: statistics.median(
+                [w.latency for w in windows[kind, load_, name] if w.latency] or [math.nan]
+            )
+            for name in engines
+        }
         print(
             f"{kind} {load_:g}: "
-            + ", ".join(f"{name} {value:.1f}" for name, value in medians.items())
-            + f" tokens/s; scheduled is {ratio:.3f} of the better of the other two"
+            + ", ".join(f"{name} {medians[name]:.1f} ({waits[name]:.2f} s)" for name in engines)
+            + f" tokens/s (median latency); scheduled is {ratio:.3f} of {better}, the better of the other two"
         )
+    worst = min(rows, key=lambda row: row["scheduled_of_better"])
+    ahead = [f"{row['kind']} {row['load']:g}" for row in rows if row["scheduled_of_better"] > 1]
+    print(
+        f"scheduled is at least {worst['scheduled_of_better']:.3f} of the better one "
+        f"({worst['kind']} {worst['load']:g}); ahead of both at: {', '.join(ahead) or 'none'}"
+    )
     if options.json:
         detail = [
             {"kind": kind, "load": load_, "variant": name, "windows": [dataclasses.asdict(w) for w in found]}

@@ -13,6 +13,9 @@ from jspec.sharding import first_process_decides
 from jspec.timings import Timings
 from jspec.waiting import rank
 
+# Rounds without a draft token, behind which none is expected: where some come then, one round goes without.
+PATIENCE = 8
+
 
 class Planner:
     """Chooses the requests and the bucket of the next round, and gives it to the device.
@@ -62,10 +65,11 @@ class Planner:
             return self._given(bucket, going)
         most = [self._ready(request) for request in going]
         if self._scheduler is None:
-            # A drafter that had fewer draft tokens of late, such as one that looks for repeated text, is
-            # waited for: room for draft tokens that do not come costs more than that.
+            # A drafter that has fewer draft tokens at times, such as one that looks for repeated text, is
+            # waited for: room for draft tokens that do not come costs more than that. But not on and on.
             likely = [min(request.ready, ready) for request, ready in zip(going, most, strict=True)]
-            best = self._ladder.decode(len(going), most)
+            assumed = [0 if r.dry >= PATIENCE else ready for r, ready in zip(going, most, strict=True)]
+            best = self._ladder.decode(len(going), assumed)
             return self._given(best, going) if best == self._ladder.decode(len(going), likely) else None
         lanes = Lanes(
             slots=tuple(request.slot for request in going),

@@ -35,6 +35,7 @@ class Request:
     declined_rounds: int = 0
     declined: str | None = None  # why the last of them did not draft
     ready: int = 0  # draft tokens that the drafter has at most for the next round
+    dry: int = 0  # rounds since it last had any
     token_ids: list[int] = dataclasses.field(default_factory=list)
     log_probs: list[TokenLogProb] = dataclasses.field(default_factory=list)
     prompt_log_probs: list[TokenLogProb] = dataclasses.field(default_factory=list)  # from the second token on

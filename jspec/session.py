@@ -32,8 +32,9 @@ class Session:
 
     With overlap, a round is launched before the one before it is read, so that the device need not wait for
     the host. Requests end one round late then, as far as the device is concerned: a lane of the round in
-    flight is inert, and counted. What they emit, and all else that is counted, is the same; but a schedule,
-    which shares a budget among the requests of a round, may share it differently.
+    flight is inert, and counted. What they emit, and all else that is counted, is the same, but for two
+    things: a schedule, which shares a budget among the requests of a round, may share it differently, and a
+    drafter that had no token for some rounds goes without in the round where it has some again.
 
     Example:
       with engine.session() as session:
@@ -264,7 +265,7 @@ class Session:
                 f"got {index}; a request that waits or has finished has no slot to give up"
             )
         self._leave(request)
-        request.committed = request.ready = 0
+        request.committed = request.ready = request.dry = 0
         request.preemptions += 1
         self._waiting.put_back(request)
 
@@ -337,6 +338,7 @@ class Session:
             )
         request.token_ids.extend(ids)
         request.ready = int(report.ready[lane])
+        request.dry = 0 if request.ready else request.dry + 1
         tells_prompt = request.settings.prompt_log_probs and len(request.token_ids) == len(ids)
         log_probs = None
         if request.settings.log_probs is not None:

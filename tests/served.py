@@ -116,11 +116,17 @@ class Background:
 
 @contextlib.contextmanager
 def serving(
-    engine: Engine, *, limits: Limits = LIMITS, api_key: str | None = None, timings: Timings | None = None
+    engine: Engine,
+    *,
+    limits: Limits = LIMITS,
+    api_key: str | None = None,
+    timings: Timings | None = None,
+    tls: tuple[str, str] | None = None,
 ) -> Iterator[Served]:
     service = Service(engine, name=NAME, limits=limits, timings=timings)
     brake = Brake(engine)
-    listen = Listen(port=0)
+    certificate, key = tls or (None, None)
+    listen = Listen(port=0, tls_certificate=certificate, tls_key=key)
     sock = bound_socket(listen)
     server = DrainingServer(service, listen=listen, api_key=api_key)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
@@ -130,7 +136,10 @@ def serving(
         threading.Event().wait(0.01)
     try:
         yield Served(
-            service=service, url=f"http://127.0.0.1:{sock.getsockname()[1]}", server=server, brake=brake
+            service=service,
+            url=dataclasses.replace(listen, port=sock.getsockname()[1]).url,
+            server=server,
+            brake=brake,
         )
     finally:
         brake.release()

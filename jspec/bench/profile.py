@@ -38,7 +38,8 @@ def profile(
       dtype: of weights and cache, for the table.
       context: tokens that each lane has committed when the timing begins.
       far_context: a second one, for the cost of context; None = 4 times the first, or what there is room for.
-      repeats: at least 1; with 1 there is no spread, and so no doubt.
+      repeats: at least 1; with 1 there is no spread, and so no doubt. Counts of lanes whose decoding rounds
+        are noisy get as many again, or fewer if they come out.
       rounds: timed per kind and repeat.
       progress: told what happens.
 
@@ -72,17 +73,14 @@ def profile(
             _rounds(engine, engine.ladder.scheduled(count)[:1], far_context, rounds, seconds)
         progress(f"repeat {repeat + 1} of {repeats}: prompt chunks")
         _chunks(engine, seconds)
-    cells = tuple(
-        Cell(
-            lanes=bucket.lanes,
-            nodes=bucket.nodes,
-            chunk=bucket.chunk,
-            context=length,
-            seconds=statistics.median(values),
-            spread=(max(values) - min(values)) / statistics.median(values),
-        )
-        for (bucket, length), values in seconds.items()
-    )
+    for repeat in range(repeats):
+        doubtful = {cell.lanes for cell in _cells(seconds) if cell.noisy and not cell.chunk}
+        if not doubtful:
+            break
+        for count in sorted(doubtful):
+            progress(f"noisy: repeat {repeat + 1} of at most {repeats} more: {count} lanes")
+            _rounds(engine, engine.ladder.scheduled(count), context, rounds, seconds)
+    cells = _cells(seconds)
     return MeasuredCosts(
         hardware=hardware_name(),
         target=engine.method.target.identity,
@@ -92,6 +90,28 @@ def profile(
         cells=cells,
         context_seconds=context_slope(cells, context, far_context),
     )
+
+
+def _cells(seconds: Mapping[Kind, Sequence[float]]) -> tuple[Cell, ...]:
+    return tuple(
+        Cell(
+            lanes=bucket.lanes,
+            nodes=bucket.nodes,
+            chunk=bucket.chunk,
+            context=length,
+            seconds=statistics.median(values),
+            spread=spread(values),
+        )
+        for (bucket, length), values in seconds.items()
+    )
+
+
+def spread(values: Sequence[float]) -> float:
+    """Width of the middle half over the median, which a single slow repeat moves as little as the median."""
+    if len(values) < 2:
+        return 0.0
+    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
+    return (third - first) / median
 
 
 def context_slope(cells: Sequence[Cell], near: int, far: int) -> float:

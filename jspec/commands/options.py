@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from jspec.grammar.overlap import GrammarOverlap
+
 Model = Annotated[
     str | None,
     typer.Option(
@@ -38,6 +40,14 @@ Schedule = Annotated[
 Calibration = Annotated[str | None, typer.Option(help="File of jspec calibrate, for the schedule.")]
 Overlap = Annotated[
     bool, typer.Option("--overlap/--no-overlap", help="Launch a round before the one before it is read.")
+]
+GrammarMode = Annotated[
+    GrammarOverlap | None,
+    typer.Option(
+        "--grammar-overlap",
+        help='When grammars are moved on and masks filled: "none" = before the target runs, "two" or "one" '
+        "= while it runs, with so many synchronisations a round. Left out: one, or two without overlap.",
+    ),
 ]
 MaxContext = Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")]
 DEFAULT_CACHE = "~/.cache/jspec/compiled"

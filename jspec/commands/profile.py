@@ -80,7 +80,7 @@ def profile_command(
             noisy.append(name)
             console.print(
                 f"{name}: {len(costs.noisy)} of {len(costs.cells)} kinds of rounds differ by more than "
-                f"{MOST_SPREAD:.0%} between repeats: not a table to decide on"
+                f"{MOST_SPREAD:.0%} in half of the repeats: not a table to decide on"
             )
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)

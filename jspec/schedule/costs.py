@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 from jspec.buckets import Bucket
 from jspec.schedule.tables import AdditiveTable, StepTable, fit_additive, step_table, table_from_json
 
-# A table whose repeats differ by more than this fraction of their median is not good enough to decide on.
-MOST_SPREAD = 0.15
+# A table whose repeats differ by more than this fraction of their median (`Cell.spread`) is not good to decide on.
+MOST_SPREAD = 0.10
 
 
 @runtime_checkable
@@ -39,7 +39,12 @@ class Cell:
     chunk: int
     context: int  # committed tokens per lane
     seconds: float  # median over the repeats
-    spread: float  # (slowest - fastest) / median of the repeats
+    spread: float  # of the repeats: the middle half of them lies within this share of their median
+
+    @property
+    def noisy(self) -> bool:
+        """Whether it is too uncertain to decide on."""
+        return not self.spread <= MOST_SPREAD  # NaN is
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +92,7 @@ class MeasuredCosts:
     @property
     def noisy(self) -> tuple[Cell, ...]:
         """Cells whose repeats differ too much."""
-        return tuple(cell for cell in self.cells if not cell.spread <= MOST_SPREAD)
+        return tuple(cell for cell in self.cells if cell.noisy)
 
     def round_seconds(self, requests: int, bucket: Bucket, context: int) -> float:
         """See `RoundCosts.round_seconds`. Padding lanes cost what lanes cost.
@@ -163,7 +168,7 @@ def save_costs(costs: MeasuredCosts, path: Path) -> None:
     """
     if costs.noisy:
         raise ValueError(
-            f"cost table: expected repeats within {MOST_SPREAD:.0%} of each other, got {len(costs.noisy)} of "
+            f"cost table: expected half of the repeats within {MOST_SPREAD:.0%} of each other, got {len(costs.noisy)} of "
             f"{len(costs.cells)} kinds of rounds beyond it (worst {max(c.spread for c in costs.noisy):.0%}); "
             "stop what else runs on the machine, or raise repeats"
         )

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
+from jspec.grammar.overlap import resolve_overlap
 from jspec_serve.api.chat import ChatRequest
 from jspec_serve.api.completions import CompletionRequest
 from jspec_serve.api.endpoints import ENDPOINTS
@@ -217,6 +218,7 @@ def info(service: Service) -> dict[str, Any]:
         "grammar": engine.grammar,
         "num_pages": list(engine.num_pages),
         "overlap": engine.overlap,
+        "grammar_overlap": resolve_overlap(None, engine.grammar_overlap, overlap=engine.overlap),
         "free_pages": list(engine.free_pages),
         "max_log_probs": engine.method.max_log_probs,
         "limits": dataclasses.asdict(service.limits),

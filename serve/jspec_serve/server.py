@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import socket
+import ssl
 from types import FrameType
 
 import uvicorn
@@ -28,6 +29,19 @@ class Listen:
             raise ValueError(
                 "tls_certificate: expected it together with tls_key, got one of them; name both files"
             )
+        if self.tls_certificate is not None:
+            self._check_certificate(self.tls_certificate)
+
+    def _check_certificate(self, certificate: str) -> None:
+        """Raises ValueError for what could not encrypt: else that is told only when the model is loaded."""
+        try:
+            # A key with a password would be asked for on the terminal.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, self.tls_key, password="")
+        except OSError as problem:  # ssl.SSLError is one
+            raise ValueError(
+                f"tls_certificate: expected PEM files of a certificate and of its key without a password, got "
+                f"{certificate} and {self.tls_key} ({problem.strerror or problem}); check both"
+            ) from problem
 
     @property
     def url(self) -> str:

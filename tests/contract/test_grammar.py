@@ -108,6 +108,29 @@ def test_the_test_sees_another_law():
     assert abs(z_score(counts, joint(1.0), REQUESTS)) > 4
 
 
+@dataclasses.dataclass(frozen=True)
+class Rising:
+    """Costs at which a part of the draft tokens pays."""
+
+    def round_seconds(self, requests: int, bucket, context: int) -> float:
+        return 1.0 + 0.15 * bucket.nodes
+
+
+@pytest.mark.extended
+def test_a_schedule_keeps_the_law_and_the_form():
+    used = letters("confident", costs=Rising())
+    settings = Settings(max_tokens=TOKENS, temperature=1.0, grammar=Grammar(regex=FORM))
+    assert abs(z_score(counts_of(used, settings, REQUESTS), joint(1.0), REQUESTS)) < 4
+    mixed = [
+        Settings(max_tokens=9, temperature=1.0, seed=seed, grammar=Grammar(regex=FORM) if seed % 2 else None)
+        for seed in range(8)
+    ]
+    results = used.generate([PROMPT] * 8, mixed)
+    assert 0 < sum(r.counters.verified for r in results) < sum(r.counters.proposed for r in results)
+    alone = used.generate([PROMPT] * 8, [dataclasses.replace(one, draft_length=0) for one in mixed])
+    assert [r.token_ids for r in results] == [r.token_ids for r in alone]
+
+
 @pytest.mark.parametrize("drafter", FEW)
 def test_greedy_is_the_masked_targets_line(drafter):
     expected, text = [], ()

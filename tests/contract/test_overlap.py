@@ -9,6 +9,7 @@ from contract.reused_prefixes import alone, only_text, pieces_of_an_interrupted_
 from contract.reused_prefixes import shared as decoder_engine
 from contract.test_use import StopsAt, line
 
+from jspec import planner
 from jspec.buckets import Bucket
 from jspec.runner import Launched, Runner
 from jspec.schedule.relay import Relay
@@ -62,6 +63,23 @@ def test_everything_but_inert_lanes_is_as_without_overlap(drafter):
     assert without_inert(with_overlap) == without
     assert sum(r.counters.inert for r in with_overlap) > 0 or drafter == "ngram"
     assert set(used.programs.traces.values()) == {1}
+
+
+def test_drafter_without_a_token_for_a_while_is_not_waited_for(monkeypatch):
+    """The text goes round a circle of eight tokens: nothing is found on the first round, all on the next."""
+    monkeypatch.setattr(planner, "PATIENCE", 3)
+    used = engine("ngram", 3 * np.roll(np.eye(8, dtype=np.float32), 1, axis=1))
+    results, ahead = {}, []
+    for overlap in (False, True):
+        with used.session(overlap=overlap) as session:
+            session.add([[0]], Settings(max_tokens=24))
+            while session.busy:
+                session.step()
+                ahead.append(bool(session._flights) and not session._requests[0].ready)
+            results[overlap] = session.result(0)
+    assert sum(ahead) == 4
+    assert results[True].token_ids == results[False].token_ids == tuple(i % 8 for i in range(1, 25))
+    assert results[True].counters.rounds == results[False].counters.rounds + 1
 
 
 @pytest.mark.parametrize("drafter", ["plain", "oracle"])

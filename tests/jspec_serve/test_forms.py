@@ -1,5 +1,6 @@
 """Answers with a form through a socket: response formats, the field `grammar`, and what is wrong with them."""
 
+import dataclasses
 import json
 import re
 
@@ -22,6 +23,14 @@ SCHEMA = {
     "required": ["on", "kind"],
     "additionalProperties": False,
 }
+TOOLS = [
+    {"type": "function", "function": {"name": "switch", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "now"}},
+]
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+    "{% for message in messages %}{{ message.content }}{% endfor %}:{# <tool_call> #}"
+)
 STRICT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
 
 
@@ -31,9 +40,9 @@ def served():
     table = np.random.default_rng(0).normal(size=(258, 258)).astype(np.float32)
     table[:, [9, 10, 13, 32]] = -9.0
     engine = Engine(
-        method=Method(target=TableTarget(vocab_size=258, max_context=128), drafter=ngram(draft_length=3)),
+        method=Method(target=TableTarget(vocab_size=258, max_context=256), drafter=ngram(draft_length=3)),
         models=Models(target=(jnp.asarray(table),), drafter=()),
-        tokenizer=bytes_tokenizer(),
+        tokenizer=dataclasses.replace(bytes_tokenizer(), chat_templates={"default": TEMPLATE}),
         eos_ids=(BYTES_END,),
         max_slots=2,
         page_size=8,
@@ -187,3 +196,89 @@ def test_answers_of_one_call_have_each_their_own_grammar(served):
     texts = [choice["text"] for choice in reply["choices"]]
     assert all(re.fullmatch("[ab]{8}", text) for text in texts)
     assert len(set(texts)) > 1
+
+
+def arguments_fit(name: str, arguments: str) -> bool:
+    said = json.loads(arguments)
+    if name == "now":
+        return said == {}
+    return set(said) == {"on", "kind"} and isinstance(said["on"], bool) and said["kind"] in ("a", "bc")
+
+
+@pytest.mark.parametrize("parallel", [None, False])
+def test_required_calls_are_made_and_fit_their_schemas(client, parallel):
+    options = {} if parallel is None else {"parallel_tool_calls": parallel}
+    counts, names = set(), set()
+    for seed in range(4):
+        # Which is called is up to one letter; the text goes on if it may.
+        options["logit_bias"] = {str(ord("s")): 30 * (seed % 2), str(BYTES_END): -100}
+        choice = client.chat.completions.create(
+            model=NAME,
+            messages=CHAT,
+            tools=TOOLS,
+            tool_choice="required",
+            seed=seed,
+            max_tokens=200,
+            **options,
+        ).choices[0]
+        calls = choice.message.tool_calls
+        counts.add(len(calls))
+        names |= {call.function.name for call in calls}
+        # Only a call that was cut off is text.
+        assert choice.finish_reason == "length" or choice.message.content is None
+        assert all(arguments_fit(call.function.name, call.function.arguments) for call in calls)
+    assert names == {"switch", "now"}
+    assert counts == {1} if parallel is False else max(counts) > 1
+
+
+def test_a_named_function_is_called_once_streamed_or_not(client):
+    for name in ("switch", "now"):
+        options = dict(
+            model=NAME,
+            messages=CHAT,
+            tools=TOOLS,
+            tool_choice={"type": "function", "function": {"name": name}},
+            seed=4,
+            max_tokens=90,
+        )
+        (call,) = client.chat.completions.create(**options).choices[0].message.tool_calls
+        assert call.function.name == name and arguments_fit(name, call.function.arguments)
+        parts = client.chat.completions.create(**options, stream=True)
+        deltas = [one for part in parts for one in part.choices[0].delta.tool_calls or []]
+        assert [(one.function.name, one.function.arguments) for one in deltas] == [
+            (name, call.function.arguments)
+        ]
+
+
+def test_a_response_calls_what_it_has_to(client):
+    tools = [{"type": "function", "name": "switch", "parameters": SCHEMA, "strict": True}]
+    choice = {"type": "function", "name": "switch"}
+    reply = client.responses.create(
+        model=NAME, input="say", tools=tools, tool_choice=choice, max_output_tokens=90
+    )
+    (call,) = reply.output
+    assert (call.type, call.name) == ("function_call", "switch") and arguments_fit("switch", call.arguments)
+    assert reply.tool_choice.name == "switch"
+
+
+def test_strict_calls_fit_and_text_stays_free(served):
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+    body = dict(messages=CHAT, tools=strict, seed=1, max_tokens=60)
+    free = served.post("/v1/chat/completions", **body, logit_bias={str(ord("<")): -100}).json()["choices"][0]
+    assert len(free["message"]["content"]) > 20 and "tool_calls" not in free["message"]
+    compiled = served.service.engine._grammars._compiled
+    (source,) = (text for text in compiled if text.startswith("structural_tags"))
+    matcher = compiled[source].deep_copy()
+    said = b'so: <tool_call>\n{"name": "switch", "arguments": {"on": true, "kind": "bc"}}\n</tool_call> ok'
+    assert matcher.validate_tokens(list(said)) == len(said)
+    for wrong in (b'{"on": 1}', b"{}", b'{"on": true, "kind": "c"}'):
+        begun = b'<tool_call>\n{"name": "switch", "arguments": '
+        assert len(begun) <= matcher.validate_tokens(list(begun + wrong)) < len(begun + wrong)
+    assert matcher.validate_tokens(list(b"<tool_call>x")) == len(b"<tool_call>")
+
+
+@pytest.mark.parametrize("beside", [{"response_format": STRICT}, {"grammar": {"regex": "a"}}])
+def test_forced_calls_have_no_other_form_beside_them(served, beside):
+    body = dict(messages=CHAT, tools=TOOLS, tool_choice="required")
+    reply = served.post("/v1/chat/completions", **body, **beside)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")

@@ -14,18 +14,18 @@ from jspec_serve.server import Listen, bound_socket
 @pytest.fixture
 def run(engines, monkeypatch, capsys):
     """Runs the command up to where it would serve; returns its exit code, the server and standard error."""
-    servers, warm = [], []
+    servers, warm, loaded = [], [], {}
 
     class Server:
         def __init__(self, service, *, listen, api_key):
             self.service, self.listen, self.api_key = service, listen, api_key
 
         def run(self, *, sockets):
-            assert warm == [engines["oracle"]]
+            assert warm.pop() == engines["oracle"]
             servers.append(self)
             sockets[0].close()
 
-    monkeypatch.setattr(command, "load", lambda *_, **__: engines["oracle"])
+    monkeypatch.setattr(command, "load", lambda *_, **options: loaded.update(options) or engines["oracle"])
     monkeypatch.setattr(command, "warm_up", warm.append)
     monkeypatch.setattr(command, "DrainingServer", Server)
     monkeypatch.setattr(command, "log_json", lambda _: None)
@@ -36,6 +36,7 @@ def run(engines, monkeypatch, capsys):
             main(["serve", *map(str, arguments)])
         return exit_.value.code or 0, servers[-1] if servers else None, capsys.readouterr().err
 
+    run_.loaded = loaded
     return run_
 
 
@@ -54,6 +55,17 @@ def test_server_is_warm_and_named(run, tmp_path):
     assert server.service.limits.max_waiting == 3
 
 
+def test_when_grammars_are_worked_on_is_an_option(run):
+    for options, mode in [
+        (["--grammar-overlap", "none"], "none"),
+        (["--grammar-overlap", "two"], "two"),
+        ([], "one"),
+        (["--no-overlap"], "two"),
+    ]:
+        assert run("--port", 8766, *options)[0] == 0
+        assert run.loaded["grammar_overlap"] == mode
+
+
 def test_warm_engine_has_every_program_that_requests_need(engines):
     command.warm_up(engines["oracle"])
     warmed = {bucket for kind, bucket in engines["oracle"].programs.traces if kind == "execute"}
@@ -69,6 +81,7 @@ def test_warm_engine_has_every_program_that_requests_need(engines):
         (["--log-level", "loud"], "log_level: expected debug, info, warning or error, got 'loud'"),
         (["--api-key-file", "/dev/null"], "api_key: expected at least one character in /dev/null"),
         (["--request-seconds", 0], "request_seconds: expected at least"),
+        (["--no-overlap", "--grammar-overlap", "one"], 'grammar_overlap: expected "none" or "two"'),
     ],
 )
 def test_wrong_options_are_refused_before_the_model_is_loaded(run, arguments, said):

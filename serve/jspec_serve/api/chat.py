@@ -7,6 +7,7 @@ from pydantic import Field
 
 from jspec.grammar.grammar import Grammar
 from jspec_serve.api.answer import ChoicesAnswer
+from jspec_serve.api.call_forms import FIELDS, call_form
 from jspec_serve.api.fields import GenerationRequest, refused
 from jspec_serve.api.forms import ChatForm, field_names, grammar_of
 from jspec_serve.api.messages import Message, template_messages
@@ -59,12 +60,19 @@ class ChatRequest(GenerationRequest):
     @property
     def form(self) -> Grammar | None:
         """See `SamplingRequest`."""
-        return grammar_of(self.response_format, self.grammar)
+        return grammar_of(self.response_format, self.grammar, self.calls)
 
     @property
     def form_fields(self) -> Mapping[str, str]:
         """See `SamplingRequest`."""
+        if self.calls:
+            return FIELDS
         return field_names("response_format", "response_format.json_schema.schema", self.response_format)
+
+    @property
+    def calls(self) -> dict[str, Any]:
+        """The form that its tools ask for."""
+        return call_form(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 def prepare_chat(service: Service, body: ChatRequest) -> Prepared:

@@ -1,5 +1,6 @@
 """The form of an answer as requests say it: OpenAI's response formats, a field for every other grammar."""
 
+import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -51,13 +52,16 @@ ResponseForm = Annotated[TextForm | JsonObjectForm | FlatJsonSchemaForm, Field(d
 
 
 def grammar_of(
-    form: TextForm | JsonObjectForm | JsonSchemaForm | FlatJsonSchemaForm | None, extra: GrammarField | None
+    form: TextForm | JsonObjectForm | JsonSchemaForm | FlatJsonSchemaForm | None,
+    extra: GrammarField | None,
+    calls: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Grammar | None:
     """The grammar that a request asks for; None = free text.
 
     Args:
       form: its response format.
       extra: its field `grammar`, which beside a response format may only say after which text that begins.
+      calls: what its tools ask for, see `jspec_serve.api.call_forms`; there is no other form beside them.
 
     Raises:
       Problem: 400; both name a form, or a value is none.
@@ -70,6 +74,14 @@ def grammar_of(
         asked = {"json_schema": form.json_schema.schema_}
     elif isinstance(form, FlatJsonSchemaForm):
         asked = {"json_schema": form.schema_}
+    if calls and (asked or set(values) - {"after"}):
+        raise Problem(
+            400,
+            "tools: expected no response format and no grammar of its own beside calls that have a form "
+            "(tool_choice, strict), got one; drop one",
+            param="tools",
+        )
+    asked.update(calls)
     if asked and set(values) - {"after"}:
         raise Problem(
             400,

@@ -8,6 +8,7 @@ from pydantic_core import to_json
 
 from jspec.grammar.grammar import Grammar
 from jspec_serve.api.answer import Answer
+from jspec_serve.api.call_forms import FIELDS, call_form
 from jspec_serve.api.chat import encode_chat
 from jspec_serve.api.fields import SamplingRequest, Strict
 from jspec_serve.api.forms import (
@@ -21,7 +22,15 @@ from jspec_serve.api.forms import (
 from jspec_serve.api.messages import FunctionCall, Message, ToolCall
 from jspec_serve.api.output_items import OutputItems
 from jspec_serve.api.speculation_details import spec_details
-from jspec_serve.api.tools import CallReader, Function, NamedTool, Tool, template_tools
+from jspec_serve.api.tools import (
+    CallReader,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    template_tools,
+)
 from jspec_serve.calls import Update
 from jspec_serve.problem import Problem
 from jspec_serve.service import Prepared, Service
@@ -145,12 +154,27 @@ class ResponsesRequest(SamplingRequest):
     @property
     def form(self) -> Grammar | None:
         """See `SamplingRequest`."""
-        return grammar_of(self.text_form, self.grammar)
+        return grammar_of(self.text_form, self.grammar, self.calls)
 
     @property
     def form_fields(self) -> Mapping[str, str]:
         """See `SamplingRequest`."""
+        if self.calls:
+            return FIELDS
         return field_names("text.format", "text.format.schema", self.text_form)
+
+    @property
+    def calls(self) -> dict[str, Any]:
+        """The form that its tools ask for."""
+        return call_form(self.chat_tools, self.chat_choice, self.parallel_tool_calls)
+
+    @property
+    def chat_choice(self) -> ToolChoice | None:
+        """The choice among the tools as chats say it."""
+        choice = self.tool_choice
+        if isinstance(choice, NamedFunctionTool):
+            return NamedTool(type="function", function=NamedFunction(name=choice.name))
+        return choice
 
     @property
     def chat_tools(self) -> list[Tool] | None:
@@ -171,10 +195,7 @@ def prepare_response(service: Service, body: ResponsesRequest) -> Prepared:
             f'top_logprobs: expected it with include ["{LOG_PROBS}"], got it alone; include them',
             param="top_logprobs",
         )
-    choice = body.tool_choice
-    if isinstance(choice, NamedFunctionTool):
-        choice = NamedTool.model_validate({"type": "function", "function": {"name": choice.name}})
-    tools = template_tools(service.tokenizer, body.chat_tools, choice, body.parallel_tool_calls)
+    tools = template_tools(service.tokenizer, body.chat_tools, body.chat_choice, body.parallel_tool_calls)
     ids = encode_chat(service, messages_of(body), tools, body.chat_template_kwargs or {}, field="input")
     log_probs = (body.top_logprobs or 0) if LOG_PROBS in (body.include or ()) else None
     return service.prepare(body, [ids], prompt="input", log_probs=log_probs)
@@ -258,7 +279,7 @@ class ResponseAnswer(Answer[ResponsesRequest]):
 
     def whole(self) -> dict[str, Any]:
         """The response as it is so far."""
-        body, usage, form = self.body, self.usage, self.body.text_form
+        body, usage, form, choice = self.body, self.usage, self.body.text_form, self.body.tool_choice
         ended = self._status != "in_progress"
         incomplete = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
         return {
@@ -272,12 +293,16 @@ class ResponseAnswer(Answer[ResponsesRequest]):
             "max_output_tokens": body.max_output_tokens,
             "model": self.service.name,
             "output": self._items.values(),
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True)},
-            "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else "auto",
+            "tool_choice": "auto"
+            if choice is None
+            else choice
+            if isinstance(choice, str)
+            else choice.model_dump(),
             "tools": [tool.model_dump() for tool in body.tools or []],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",

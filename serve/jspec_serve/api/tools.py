@@ -56,7 +56,7 @@ def template_tools(
     """The tools that a chat template gets; None = none.
 
     Raises:
-      Problem: 400 for what would need more than the model's good will, or a template that reads no tools.
+      Problem: 400 for what does not go together or is not served, or a template that reads no tools.
     """
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -70,19 +70,20 @@ def template_tools(
             raise Problem(
                 400, f"tools: expected names of their own, got {name!r} twice; rename one", param="tools"
             )
-    forced: list[tuple[str, bool]] = [
-        ("tool_choice", choice not in (None, "none", "auto")),
-        ("parallel_tool_calls", parallel is False),
-        ("tools.function.strict", any(tool.function.strict for tool in tools)),
-    ]
-    for field, asked in forced:
-        if asked:
-            raise Problem(
-                400,
-                f"{field}: not supported: the model calls what it likes, nothing here forces it yet; drop the field",
-                param=field,
-                code="unsupported_parameter",
-            )
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise Problem(
+            400,
+            f"tool_choice: expected one of {', '.join(names)}, got {choice.function.name!r}; name a tool",
+            param="tool_choice",
+        )
+    if parallel is False and choice in (None, "auto"):
+        raise Problem(
+            400,
+            "parallel_tool_calls: expected false only where a call is forced, as nothing here ends a text behind its "
+            'first call, got it without; drop it, or set tool_choice to "required" or a function',
+            param="parallel_tool_calls",
+            code="unsupported_parameter",
+        )
     if choice == "none":
         return None
     if not reads_tools(tokenizer):

@@ -15,12 +15,14 @@ from jspec.commands.options import (
     CompilationCache,
     Drafter,
     Dtype,
+    GrammarMode,
     MaxContext,
     Overlap,
     Schedule,
     Tree,
 )
 from jspec.drafters.tree_shape import parse_tree
+from jspec.grammar.overlap import resolve_overlap
 from jspec.loading import load
 from jspec_serve.batch import CALLS_PER_SLOT, BatchRow, read_batch, run_batch, take_up
 from jspec_serve.commands.serve import MaxSlots, Name, Target, name_of
@@ -43,11 +45,13 @@ def batch_command(
     max_slots: MaxSlots = 8,
     max_context: MaxContext = None,
     overlap: Overlap = True,
+    grammar_overlap: GrammarMode = None,
     compilation_cache: CompilationCache = DEFAULT_CACHE,
 ) -> None:
     """Answers a file of requests; started again after it was stopped, it goes on where it was."""
     rows = read_batch(requests)
     name = name or name_of(target)
+    mode = resolve_overlap(grammar_overlap, None, overlap=overlap)
     check_models(rows, name)
     done = take_up(output)
     left = [row for row in rows if row.custom_id not in done]
@@ -66,6 +70,7 @@ def batch_command(
             dtype=dtype,
             max_context=max_context,
             max_slots=max_slots,
+            grammar_overlap=mode,
             overlap=overlap,
             compilation_cache=compilation_cache,
         )

@@ -13,6 +13,7 @@ from jspec.commands.options import (
     CompilationCache,
     Drafter,
     Dtype,
+    GrammarMode,
     MaxContext,
     Overlap,
     Schedule,
@@ -20,6 +21,7 @@ from jspec.commands.options import (
 )
 from jspec.drafters.tree_shape import parse_tree
 from jspec.engine import Engine
+from jspec.grammar.overlap import resolve_overlap
 from jspec.loading import load
 from jspec.timings import Timings
 from jspec_serve.limits import Limits
@@ -68,6 +70,7 @@ def serve_command(
         typer.Option(help="Texts that begin alike share pages. Left out: where layers have no window."),
     ] = None,
     overlap: Overlap = True,
+    grammar_overlap: GrammarMode = None,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests in the queue; more get a 429.")] = 128,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1)] = None,
     max_output_tokens: Annotated[int | None, typer.Option(min=1)] = None,
@@ -98,6 +101,7 @@ def serve_command(
         request_seconds=request_seconds,
     )
     key = read_key(api_key_file)
+    mode = resolve_overlap(grammar_overlap, None, overlap=overlap)
     if log_level not in ("debug", "info", "warning", "error"):
         raise ValueError(
             f"log_level: expected debug, info, warning or error, got {log_level!r}; pick one of these"
@@ -117,6 +121,7 @@ def serve_command(
         max_slots=max_slots,
         cache_tokens=cache_tokens,
         prefix_cache=prefix_cache,
+        grammar_overlap=mode,
         overlap=overlap,
         compilation_cache=compilation_cache,
     )

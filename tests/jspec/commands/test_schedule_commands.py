@@ -1,5 +1,6 @@
 """`jspec calibrate`, `jspec profile` and `jspec bench --simulate` on a table of 8 words."""
 
+import collections
 import functools
 import json
 
@@ -9,7 +10,9 @@ from contract.engines import engine
 from contract.words import words_tokenizer
 
 from jspec import loading
+from jspec.bench import profile as rounds_module
 from jspec.bench.traces import save_traces, synthetic_traces
+from jspec.buckets import Bucket
 from jspec.cli import main
 from jspec.commands import calibrate as calibrate_module
 from jspec.commands import profile as profile_module
@@ -150,6 +153,27 @@ def test_profile_refuses_to_write_a_noisy_table(monkeypatch, capsys, tmp_path, p
     assert "not a table to decide on" in " ".join(captured.out.split())
     assert "stop what else runs on the machine" in captured.err
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_profile_times_noisy_rounds_again(monkeypatch, tmp_path, prompts):
+    """Each kind of round is slow the first time, after the one that compiles: three repeats differ, five do not."""
+    times: collections.Counter[object] = collections.Counter()
+
+    def timed(session, bucket):
+        session.step(bucket)
+        times[bucket] += 1
+        return 2.0 if times[bucket] == 2 else 1.0
+
+    monkeypatch.setattr(profile_module, "load", load_words)
+    monkeypatch.setattr(rounds_module, "_timed", timed)
+    options = ("--prompts", prompts, "--context", 8, "--repeats", 3, "--rounds", 1)
+    assert run("profile", "--drafter", "confident", *options, "--output", tmp_path) == 0
+    costs = load_costs(tmp_path / "confident.json")
+    assert {cell.seconds for cell in costs.cells} == {1.0} and not costs.noisy
+    assert {times[Bucket(lanes=c.lanes, nodes=c.nodes, chunk=0)] for c in costs.cells if not c.chunk} == {
+        6,
+        9,
+    }
 
 
 def test_a_calibration_without_a_schedule_is_refused():
