@@ -5,7 +5,7 @@ from typing import Literal, overload
 import jax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention import gpu, reference, tpu
+from pallas_kernels.attention import reference, tpu
 from pallas_kernels.attention.pages import PAGE_MULTIPLE, Pages
 from pallas_kernels.attention.sight import Sight
 
@@ -116,6 +116,10 @@ def attend(
     if implementation == "tpu":
         return kernel(q, k_new, v_new, sight)
     if implementation == "gpu":
+        from pallas_kernels.attention import gpu  # only here: Mosaic GPU needs absl-py in jax 0.10
+
+        if refusal := gpu.unsupported(q, pages):
+            raise ValueError(refusal)
         out, logsumexp = gpu.attend(q, k_new, v_new, pages, layer, sight, scale, softcap, sinks)
         return (out, logsumexp) if return_logsumexp else out
     if implementation == "xla" or pages.page_size % PAGE_MULTIPLE:
@@ -174,5 +178,3 @@ def _check(
             f"sight: expected words for {sight.max_keys} keys (max_keys), got {words} words; "
             "visible takes 32 keys a word"
         )
-    if implementation == "gpu" and (refusal := gpu.unsupported(q, pages)):
-        raise ValueError(refusal)
