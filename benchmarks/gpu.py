@@ -1,6 +1,6 @@
 """Checks and times the kernels on an NVIDIA GPU, in one short run: `python benchmarks/gpu.py`.
 
-1. Attention, plain XLA and the Mosaic GPU kernel, against plain XLA in float32 on the CPU's side of the same numbers.
+1. Attention, plain XLA and the Mosaic GPU kernel, against plain XLA with queries and in-flight keys in float32.
 2. Its time per call, beside the time that a large copy takes for as many bytes.
 3. Plain and speculative decoding of a Qwen3-shaped target of random weights; accept lengths are simulated.
 
@@ -104,13 +104,15 @@ def arguments(shape: CompiledShape) -> tuple:
     offsets = jnp.arange(shape.slots + 1, dtype=jnp.int32) * shape.nodes
     lengths = jnp.full((shape.slots,), shape.context, jnp.int32)
     positions = jnp.full((nodes,), shape.context, jnp.int32)
-    made = functools.partial(causal_sight, offsets, table, lengths, positions)
+    where = offsets, table, lengths, positions
     if shape.words:
         parents = jnp.tile(jnp.arange(shape.nodes, dtype=jnp.int32) // 2 - 1, shape.slots)
-        made = functools.partial(tree_sight, offsets, table, lengths, positions, parents)
+        sight = tree_sight(*where, parents, max_queries=shape.nodes)
+    else:
+        sight = causal_sight(*where, max_queries=shape.nodes)
     q = normal(2, nodes, shape.heads, shape.head_size)
     k, v = (normal(seed, nodes, shape.kv_heads, shape.head_size) for seed in (3, 4))
-    return q, k, v, pages, jnp.int32(shape.layers - 1), made(max_queries=shape.nodes)
+    return q, k, v, pages, jnp.int32(shape.layers - 1), sight
 
 
 def copy_bandwidth(size: int, repeats: int) -> float:
@@ -129,8 +131,16 @@ def attention(name: str, shape: CompiledShape, bandwidth: float, repeats: int, i
     made = arguments(shape)
     scale = shape.head_size**-0.5
     calls = {
-        "xla": jax.jit(lambda *a: reference.attend(*a, scale, None, None)[0]),
-        "gpu": jax.jit(lambda *a: gpu.attend(*a, scale, None, None, interpret=interpret)[0]),
+        "xla": jax.jit(
+            lambda q, k, v, pages, layer, sight: reference.attend(
+                q, k, v, pages, layer, sight, scale, None, None
+            )[0]
+        ),
+        "gpu": jax.jit(
+            lambda q, k, v, pages, layer, sight: gpu.attend(
+                q, k, v, pages, layer, sight, scale, None, None, interpret=interpret
+            )[0]
+        ),
     }
     exact = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a, made[:3])
     expected = np.asarray(calls["xla"](*exact, *made[3:]))
@@ -174,13 +184,13 @@ def decoding(config: DecoderConfig, slots: int, tokens: int, dtype: jnp.dtype) -
         begin = time.perf_counter()
         results = engine.generate(prompts, settings)
         spent = time.perf_counter() - begin
-        emitted = sum(len(result.tokens) for result in results)
+        emitted = sum(len(result.token_ids) for result in results)
         print(f"decoding, {drafter.name}, {slots} slots: {emitted / spent:.0f} tokens/s", flush=True)
 
 
 def main(flags: list[str] | None = None) -> int:
     """Runs all parts; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Checks and times the kernels on an NVIDIA GPU")
     parser.add_argument(
         "--tiny", action="store_true", help="small shapes; the kernel is interpreted off GPUs"
     )
@@ -190,7 +200,7 @@ def main(flags: list[str] | None = None) -> int:
         raise SystemExit(
             f"device: expected a GPU, got {jax.devices()[0]}; not measured. Pass --tiny for a trial"
         )
-    interpret = None if on_gpu else plgpu.InterpretGPUParams()
+    interpret = None if on_gpu else plgpu.InterpretGPUParams()  # pyright: ignore[reportAttributeAccessIssue]
     repeats = 1 if tiny else REPEATS
     bandwidth = copy_bandwidth(2**20 if tiny else 2**32, repeats)
     print(

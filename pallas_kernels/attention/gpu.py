@@ -70,8 +70,8 @@ def attend(
     context = jnp.where(lane_queries > 0, sight.context_lengths, 0)
 
     number = jnp.arange(most_queries, dtype=jnp.int32)
-    real = number < lane_queries[:, None]
-    query = jnp.where(real, sight.query_offsets[:-1, None] + number, 0)
+    real = number[None] < lane_queries[:, None]
+    query = jnp.where(real, sight.query_offsets[:-1, None] + number[None], 0)
 
     def by_row(per_query: Array) -> Array:
         """[lanes, queries, ...] to [lanes, rows, ...]: every query once per head of its group."""
@@ -151,8 +151,8 @@ def _by_lane(new: Array, sight: Sight, lane_keys: Array) -> Array:
     if new.shape[0] == 0:
         return jnp.zeros((lanes, new.shape[1], width, new.shape[2]), jnp.bfloat16)
     number = jnp.arange(width, dtype=jnp.int32)
-    own = number < lane_keys[:, None]
-    key = jnp.where(own, sight.key_offsets[:-1, None] + number, 0)
+    own = number[None] < lane_keys[:, None]
+    key = jnp.where(own, sight.key_offsets[:-1, None] + number[None], 0)
     return jnp.where(own[..., None, None], new[key], 0).astype(jnp.bfloat16).swapaxes(1, 2)
 
 
@@ -161,9 +161,9 @@ def _seen_bits(
 ) -> Array:
     """Which in-flight keys each query sees, as in `Sight.visible` but for causal lanes too: [lanes, queries, words]."""
     lanes, queries = query.shape
-    key = jnp.arange(width, dtype=jnp.int32)
+    key = jnp.arange(width, dtype=jnp.int32)[None, None]
     number = jnp.arange(queries, dtype=jnp.int32)
-    last = number + (lane_keys - lane_queries)[:, None]
+    last = number[None] + (lane_keys - lane_queries)[:, None]
     causal = (key <= last[..., None]) & (
         context[:, None, None] + key >= sight.first_visible[query][..., None]
     )
@@ -192,7 +192,7 @@ def _packed(
     lane = jnp.sum(query[:, None] >= sight.query_offsets[None, 1:], axis=1, dtype=jnp.int32)
     real = lane < lanes
     lane = jnp.minimum(lane, lanes - 1)
-    row = jnp.where(real, query - sight.query_offsets[lane], 0)[:, None] * group + jnp.arange(group)
+    row = jnp.where(real, query - sight.query_offsets[lane], 0)[:, None] * group + jnp.arange(group)[None]
 
     def gathered(tiled: Array) -> Array:
         split = tiled.reshape(lanes, kv_heads, *tiled.shape[1:])

@@ -111,7 +111,7 @@ def attention_kernel(
         return weighted + added, higher, total
 
     def row_values(ref: Any) -> Any:
-        return plgpu.load(ref, layout=by_row, optimized=False)
+        return plgpu.load(ref, layout=by_row, optimized=False)  # pyright: ignore[reportCallIssue]
 
     def iota(dimension: int, width: int = KEYS) -> Any:
         return plgpu.broadcasted_iota(jnp.int32, (ROWS, width), dimension, layout=plgpu.Layout.WGMMA)

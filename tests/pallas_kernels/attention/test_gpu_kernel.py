@@ -38,7 +38,7 @@ SHAPES = [
 @functools.cache
 def program(shape: Shape, races: bool):
     # Made here: jax 0.10 has no such parameters.
-    interpret = plgpu.InterpretGPUParams(detect_races=races)
+    interpret = plgpu.InterpretGPUParams(detect_races=races)  # pyright: ignore[reportAttributeAccessIssue]
 
     def run(q, k, v, pages, layer, sight, sinks):
         return gpu.attend(
