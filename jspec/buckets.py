@@ -3,6 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
+# Prompt tokens of rounds that decode besides, where they are asked for without a number: a running request waits
+# so long for its next token, and a prompt's first one comes later the shorter they are.
+MIXED_CHUNKS = (31, 127)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Bucket:
@@ -30,11 +34,26 @@ class Ladder:
       max_slots: most requests that run together.
       draft_length: draft tokens per lane at most.
       chunks: prompt tokens per prefill round, ascending.
+      mixed_chunks: prompt tokens of a round that decodes besides, ascending; empty = there are no such rounds.
+
+    Raises:
+      ValueError: chunks out of order, or a mixed one beyond the longest.
     """
 
     max_slots: int
     draft_length: int
     chunks: tuple[int, ...]
+    mixed_chunks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        chunks, mixed = self.chunks, self.mixed_chunks
+        if not chunks or list(chunks) != sorted(set(chunks)) or chunks[0] < 1:
+            raise ValueError(f"chunks: expected ascending positive sizes, got {chunks}; sort them")
+        if list(mixed) != sorted(set(mixed)) or not all(1 <= size <= chunks[-1] for size in mixed):
+            raise ValueError(
+                f"mixed_chunks: expected ascending sizes from 1 to {chunks[-1]}, the longest of chunks, got {mixed}; "
+                "sort them, or leave them out"
+            )
 
     def lanes(self, count: int) -> int:
         """Smallest power of two that holds `count` lanes, or max_slots."""
@@ -75,7 +94,42 @@ class Ladder:
 
     def prefill(self, remaining: int) -> Bucket:
         """The bucket for one lane with `remaining` prompt tokens to execute (the last one is a node)."""
-        for chunk in self.chunks:
-            if remaining - 1 <= chunk:
-                return Bucket(lanes=1, nodes=1, chunk=chunk)
-        return Bucket(lanes=1, nodes=1, chunk=self.chunks[-1])
+        return Bucket(lanes=1, nodes=1, chunk=_smallest(self.chunks, remaining - 1))
+
+    def mixed(self, remaining: int, drafts: Sequence[int]) -> Bucket:
+        """The bucket for a prompt's chunk beside decoding lanes that will propose `drafts` tokens each.
+
+        It always has all lanes, since an empty one costs next to nothing beside a chunk, and room for no draft
+        token or for a multiple of the lanes that doubles: a program is needed for each of few sizes.
+
+        Args:
+          remaining: tokens of the prompt to execute (the last one is a node).
+          drafts: of the other lanes.
+
+        Raises:
+          ValueError: there are no such rounds.
+        """
+        if not self.mixed_chunks:
+            raise ValueError("mixed: expected mixed_chunks, got none; make the engine with some")
+        nodes, total = self.max_slots, sum(drafts)
+        while nodes < self.max_slots + total:
+            nodes *= 2
+        return Bucket(
+            lanes=self.max_slots,
+            nodes=min(nodes, self.max_slots * (1 + self.draft_length)),
+            chunk=_smallest(self.mixed_chunks, remaining - 1),
+        )
+
+    def every_mixed(self, length: int) -> set[Bucket]:
+        """All buckets that `mixed` can give while a prompt of that length is executed."""
+        most = (self.max_slots - 1) * self.draft_length
+        return {
+            self.mixed(min(chunk + 1, length), [drafts])
+            for chunk in self.mixed_chunks
+            for drafts in range(most + 1)
+        }
+
+
+def _smallest(chunks: Sequence[int], tokens: int) -> int:
+    """The smallest chunk that holds so many tokens, or the largest one."""
+    return next((chunk for chunk in chunks if tokens <= chunk), chunks[-1])

@@ -135,7 +135,7 @@ def propose(
     if drafts:
         view = TargetView(params=models.target, cache=cache, target=method.target)
         drafted = method.drafter.draft(models.drafter, view, state.drafter, lanes, slots.text, slots.table)
-        proposal = limit(drafted, slots, cache.lengths, lanes, certain_lengths, drafts)
+        proposal = limit(drafted, slots, lanes, drafts)
     else:
         drafted = proposal = no_proposal(bucket.lanes)
     survival = survival_of(drafted, method.confidence_curve)
@@ -227,7 +227,7 @@ def settle(
         positions=nodes.positions,
         path=path,
         context_lengths=context_lengths,
-        is_first=context_lengths == slots.starts[rows],
+        is_first=text_lengths == slots.known_lengths[rows],
     )
     view = TargetView(params=models.target, cache=cache, target=method.target)
     drafter, ready = method.drafter.absorb(models.drafter, view, state.drafter, lanes, text, committed)

@@ -56,6 +56,7 @@ class Engine:
         cache_tokens: int | None = None,
         cache_dtype: DTypeLike = jnp.float32,
         chunks: Sequence[int] = (31, 63, 127, 255, 511),
+        mixed_chunks: Sequence[int] = (),
         max_stop_ids: int = 8,
         costs: RoundCosts | None = None,
         typical: Sequence[float] | None = None,
@@ -79,6 +80,9 @@ class Engine:
           cache_tokens: rows of the cache over all requests; None = max_slots x max_context.
           cache_dtype: of keys and values.
           chunks: prompt tokens per prefill round (besides the one that every lane has), ascending.
+          mixed_chunks: likewise where running requests decode in the same round; none beyond the longest of
+            `chunks`. Empty = they wait while a prompt is executed, as is best where nobody waits for the next
+            token. Each is a few programs more, see `jspec.buckets.Ladder.mixed`.
           max_stop_ids: EOS and stop token ids that one request may have.
           costs: of rounds by bucket, so that the schedule can choose; None = every draft token is verified.
           typical: mean survival of draft token 1, 2, ..., for the schedule's first rounds; None = unknown.
@@ -105,7 +109,7 @@ class Engine:
         self.eos_ids = tuple(eos_ids)
         self.max_slots = max_slots
         self.max_context = target.max_context if max_context is None else max_context
-        self._check_sizes(chunks, page_size, cache_tokens)
+        self._check_sizes(page_size, cache_tokens)
         self._check_rules()
         self.page_size, self.cache_tokens = page_size, cache_tokens
         if jax.default_backend() == "tpu" and page_size % PAGE_MULTIPLE:
@@ -115,7 +119,12 @@ class Engine:
                 PAGE_MULTIPLE,
             )
         self.max_stop_ids = max_stop_ids
-        self.ladder = Ladder(max_slots=max_slots, draft_length=drafter.draft_length, chunks=tuple(chunks))
+        self.ladder = Ladder(
+            max_slots=max_slots,
+            draft_length=drafter.draft_length,
+            chunks=tuple(chunks),
+            mixed_chunks=tuple(mixed_chunks),
+        )
         self._pool = PagePool(
             target.groups,
             page_size=page_size,
@@ -204,7 +213,7 @@ class Engine:
         """The compiled programs."""
         return self._runner.programs
 
-    def _check_sizes(self, chunks: Sequence[int], page_size: int, cache_tokens: int | None) -> None:
+    def _check_sizes(self, page_size: int, cache_tokens: int | None) -> None:
         limit = self.method.target.max_context
         if not 2 <= self.max_context <= limit:
             raise ValueError(
@@ -224,8 +233,6 @@ class Engine:
                 f"max_log_probs: expected 0 to the vocabulary size {most}, got {self.method.max_log_probs}; "
                 "lower it"
             )
-        if not chunks or list(chunks) != sorted(set(chunks)) or chunks[0] < 1:
-            raise ValueError(f"chunks: expected ascending positive sizes, got {tuple(chunks)}; sort them")
 
     def _check_rules(self) -> None:
         drafter = self.method.drafter
@@ -316,6 +323,7 @@ class Engine:
         observer: Observer | None = None,
         grammar_overlap: GrammarOverlap | None = None,
         overlap: bool | None = None,
+        mixed: bool | None = None,
     ) -> Session:
         """Requests that can be added while others run, and a step at a time; see `Session`.
 
@@ -324,6 +332,8 @@ class Engine:
           observer: called after every round.
           grammar_overlap: when the host does a grammar's work; None = the engine's choice.
           overlap: None = the engine's choice.
+          mixed: whether running requests decode in rounds that execute a prompt, for which the engine has to
+            have mixed chunks; None = if it has.
         """
         overlap = self.overlap if overlap is None else overlap
         return Session(
@@ -333,6 +343,7 @@ class Engine:
             scheduler=self._scheduler,
             overlap=overlap,
             grammar_overlap=resolve_overlap(grammar_overlap, self.grammar_overlap, overlap=overlap),
+            mixed=bool(self.ladder.mixed_chunks) if mixed is None else mixed,
             timings=timings,
             observer=observer,
         )
@@ -346,11 +357,14 @@ class Engine:
           ValueError: more lanes than slots.
         """
         buckets = set()
+        mixed = lanes > 1 and bool(self.ladder.mixed_chunks)
         for length in prompt_lengths:
             for remaining in range(length, 0, -(self.ladder.chunks[-1] + 1)):
                 buckets.add(self.ladder.prefill(remaining))
-            if self.prefix_cache:  # any part of a prompt may be left to execute
+            if self.prefix_cache or mixed:  # any part of a prompt may be left to execute
                 buckets.update(self.ladder.prefill(min(chunk + 1, length)) for chunk in self.ladder.chunks)
+            if mixed:
+                buckets.update(self.ladder.every_mixed(length))
         for count in range(1, lanes + 1):
             if self.costs is not None:
                 buckets.update(self.ladder.scheduled(count))

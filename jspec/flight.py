@@ -17,7 +17,7 @@ class Flight:
     """
 
     bucket: Bucket
-    requests: list[Request | None]  # by lane; None = it has left since
+    requests: list[Request | None]  # by lane, that of a prompt's chunk last; None = it has left since
     launched: Launched
     decision: Decision | None  # of the schedule, if there is one
 
@@ -38,10 +38,10 @@ class Flight:
 
     @property
     def budget(self) -> float:
-        """Each request's part of the draft tokens that a schedule has given room to; 0 without one."""
+        """Each decoding request's part of the draft tokens that a schedule has given room to; 0 without one."""
         if self.decision is None or not self.bucket.budget:
             return 0.0
-        return (self.bucket.nodes - len(self.requests)) / len(self.requests)
+        return (self.bucket.nodes - len(self.requests)) / len(self.decision.lanes.slots)
 
     @property
     def declined(self) -> str | None:

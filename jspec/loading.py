@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def load(
     grammar: bool | None = None,
     grammar_overlap: GrammarOverlap | None = None,
     overlap: bool = True,
+    mixed_chunks: Sequence[int] = (),
     mesh: jax.sharding.Mesh | None = None,
     replicate_drafter: bool = False,
     compilation_cache: str | Path | None = None,
@@ -79,6 +81,8 @@ def load(
       grammar: whether requests may have a grammar; None = if llguidance is installed.
       grammar_overlap: when the host does a grammar's work; see `jspec.grammar.overlap`.
       overlap: whether a round is launched before the one before it is read; see `jspec.session.Session`.
+      mixed_chunks: prompt tokens, ascending, of rounds in which running requests decode besides; empty = they
+        wait while a prompt is executed. `jspec.buckets.MIXED_CHUNKS` is what `jspec serve` takes.
       mesh: devices to shard over; None = the default device.
       replicate_drafter: every device of the mesh gets the whole drafter and runs it without collectives,
         instead of a part of it; the target's embedding and head stay split.
@@ -138,6 +142,7 @@ def load(
         grammar=grammar,
         grammar_overlap=grammar_overlap,
         overlap=overlap,
+        mixed_chunks=mixed_chunks,
         seed=seed,
     )
 
@@ -186,6 +191,7 @@ def with_drafter(
         cache_tokens=engine.cache_tokens,
         cache_dtype=dtype,
         chunks=engine.ladder.chunks,
+        mixed_chunks=engine.ladder.mixed_chunks,
         max_stop_ids=engine.max_stop_ids,
         costs=plan.costs,
         typical=plan.typical,

@@ -22,19 +22,13 @@ def no_proposal(lanes: int) -> Proposal:
     )
 
 
-def limit(
-    proposal: Proposal,
-    slots: Slots,
-    committed_lengths: Int[Array, "slots"],
-    lanes: Int[Array, "lanes"],
-    certain_lengths: Int[Array, "lanes"],
-    drafts: int,
-) -> Proposal:
+def limit(proposal: Proposal, slots: Slots, lanes: Int[Array, "lanes"], drafts: int) -> Proposal:
     """Cuts a proposal to `drafts` columns, the request's cap and the tokens it may still emit.
 
     All of these are known before the drafter draws, so the cut cannot bias what is accepted. A
-    lane that executes a prompt chunk does not draft: its drafter has not seen the chunk yet. Nor does a
-    request in its first round, though it may be the last token of a prompt that the prefix cache had.
+    lane that executes a prompt chunk does not draft: its drafter has not seen the chunk yet. Nor does one
+    that executes the last token of a prompt alone, so that it does not matter where chunks end, nor how much
+    of the prompt the prefix cache had.
 
     Room for n tokens is room for paths of n - 1 draft tokens, however many of a tree's are that short.
     """
@@ -42,8 +36,8 @@ def limit(
     room = slots.limits[rows] - slots.text.lengths[rows]
     reachable = room - 1 if proposal.parents is None else leading(proposal.parents, room - 1)
     allowed = jnp.minimum(jnp.minimum(slots.draft_caps[rows], reachable), drafts)
-    is_first = committed_lengths[rows] == slots.starts[rows]
-    drafting = (lanes >= 0) & slots.live[rows] & (certain_lengths == 1) & ~is_first
+    has_emitted = slots.text.lengths[rows] > slots.known_lengths[rows]
+    drafting = (lanes >= 0) & slots.live[rows] & has_emitted
     lengths = jnp.where(drafting, jnp.maximum(jnp.minimum(proposal.lengths, allowed), 0), 0)
     cut = dataclasses.replace(proposal, lengths=lengths, tree_depth=min(proposal.tree_depth, drafts))
     return jax.tree.map(lambda leaf: leaf[:, :drafts] if leaf.ndim >= 2 else leaf, cut)

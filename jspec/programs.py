@@ -58,7 +58,7 @@ def admit(state: State, admission: Admission) -> State:
                 lengths=slots.text.lengths.at[slot].set(text_length),
             ),
             prompt_lengths=slots.prompt_lengths.at[slot].set(prompt_length),
-            starts=slots.starts.at[slot].set(admission.start),
+            known_lengths=slots.known_lengths.at[slot].set(text_length),
             limits=slots.limits.at[slot].set(admission.limit),
             draft_caps=slots.draft_caps.at[slot].set(admission.draft_cap),
             min_confidences=slots.min_confidences.at[slot].set(admission.min_confidence),

@@ -36,6 +36,9 @@ class Session:
     things: a schedule, which shares a budget among the requests of a round, may share it differently, and a
     drafter that had no token for some rounds goes without in the round where it has some again.
 
+    A prompt is executed in chunks, one a round. Mixed, those that run decode in the same rounds; else they
+    stand still until the prompt is done. One prompt is executed at a time in either case.
+
     Example:
       with engine.session() as session:
           session.add(["Once upon a time"], jspec.Settings(max_tokens=64))
@@ -53,6 +56,7 @@ class Session:
         scheduler: Scheduler | None,
         overlap: bool,
         grammar_overlap: GrammarOverlap,
+        mixed: bool,
         timings: Timings | None = None,
         observer: Observer | None = None,
     ):
@@ -64,6 +68,7 @@ class Session:
             scheduler=scheduler,
             timings=timings,
             grammar_overlap=grammar_overlap,
+            mixed=mixed,
         )
         self._observer = observer
         self._most_flights = 2 if overlap and timings is None else 1

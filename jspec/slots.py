@@ -15,7 +15,9 @@ class Slots:
 
     text: Text
     prompt_lengths: Int[Array, "slots"]
-    starts: Int[Array, "slots"]  # tokens that were committed at admission: the prefix cache had them
+    known_lengths: Int[
+        Array, "slots"
+    ]  # tokens known at admission: as long as there are no more, none was emitted
     limits: Int[Array, "slots"]  # text length (prompt included) at which the request ends
     draft_caps: Int[Array, "slots"]  # draft tokens allowed per round; 0 = speculation off for this request
     min_confidences: Float[Array, "slots"]  # of draft tokens that are verified; 0 = any
@@ -43,7 +45,7 @@ def empty_slots(max_slots: int, max_context: int, vocab_size: int, max_stop_ids:
     return Slots(
         text=Text(tokens=jnp.zeros((max_slots, max_context), jnp.int32), lengths=zeros()),
         prompt_lengths=zeros(),
-        starts=zeros(),
+        known_lengths=zeros(),
         limits=zeros(),
         draft_caps=zeros(),
         min_confidences=jnp.zeros((max_slots,), jnp.float32),

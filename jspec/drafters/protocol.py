@@ -26,7 +26,7 @@ class Committed:
     positions: Int[Array, "nodes"]
     path: Int[Array, "lanes commits"]  # index into nodes of the lane's i-th new token; -1 = none
     context_lengths: Int[Array, "lanes"]  # committed tokens before this round
-    # The request's first round on its slot: what is kept per slot is another request's.
+    # The request had emitted no token on its slot: what is kept per slot may be another request's.
     is_first: Bool[Array, "lanes"]
 
 

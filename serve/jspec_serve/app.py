@@ -218,6 +218,7 @@ def info(service: Service) -> dict[str, Any]:
         "grammar": engine.grammar,
         "num_pages": list(engine.num_pages),
         "overlap": engine.overlap,
+        "mixed_chunks": list(engine.ladder.mixed_chunks),
         "grammar_overlap": resolve_overlap(None, engine.grammar_overlap, overlap=engine.overlap),
         "free_pages": list(engine.free_pages),
         "max_log_probs": engine.method.max_log_probs,

@@ -102,12 +102,16 @@ class Metrics:
         self._ended.labels(reason).inc()
 
     def round(self, bucket: Bucket, *, lanes: int, seconds: float) -> None:
-        """Books one round of `lanes` requests; with overlap, the time since the one before was read."""
-        kind = "prefill" if bucket.chunk else "draft" if bucket.budget else "plain"
+        """Books one round of `lanes` requests; with overlap, the time since the one before was read.
+
+        A mixed round is a decode round whose last lane executes a prompt's chunk.
+        """
+        mixed = bucket.chunk > 0 and lanes > 1
+        kind = "mixed" if mixed else "prefill" if bucket.chunk else "draft" if bucket.budget else "plain"
         self._rounds.labels(kind).inc()
         self._round.labels(kind).observe(seconds)
-        if not bucket.chunk:
-            self._batch.observe(lanes)
+        if kind != "prefill":
+            self._batch.observe(lanes - mixed)
             self._budget.observe(bucket.nodes - lanes if bucket.budget else 0)
 
     def inert(self, lanes: int) -> None:

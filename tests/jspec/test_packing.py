@@ -32,17 +32,17 @@ def packed(certain, drafts, chunk, nodes):
     return bucket, pack(bucket, text, ints(3, 0, 4), lanes, certain, proposal, drafts)
 
 
-def test_request_does_not_draft_in_its_first_round_wherever_the_prefix_cache_lets_it_begin():
+def test_request_does_not_draft_before_it_has_emitted_a_token():
     slots = dataclasses.replace(
         empty_slots(3, 10, 5, 1),
         text=Text(tokens=jnp.zeros((3, 10), jnp.int32), lengths=ints(5, 5, 1)),
-        starts=ints(4, 0, 0),
+        known_lengths=ints(5, 4, 1),
         limits=ints(10, 10, 10),
         draft_caps=ints(2, 2, 2),
         live=jnp.ones((3,), bool),
     )
     proposal = Proposal(tokens=jnp.zeros((3, 2), jnp.int32), lengths=ints(2, 2, 2), q=OneHot())
-    cut = limit(proposal, slots, ints(4, 4, 0), ints(0, 1, 2), ints(1, 1, 1), 2)
+    cut = limit(proposal, slots, ints(0, 1, 2), 2)
     assert cut.lengths.tolist() == [0, 2, 0]
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from jspec.buckets import MIXED_CHUNKS
 from jspec.commands.options import (
     DEFAULT_CACHE,
     Calibration,
@@ -70,6 +71,13 @@ def serve_command(
         typer.Option(help="Texts that begin alike share pages. Left out: where layers have no window."),
     ] = None,
     overlap: Overlap = True,
+    mixed_prefill: Annotated[
+        bool,
+        typer.Option(
+            "--mixed-prefill/--no-mixed-prefill",
+            help="Running requests decode in the rounds that execute a prompt, instead of waiting for it.",
+        ),
+    ] = True,
     grammar_overlap: GrammarMode = None,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests in the queue; more get a 429.")] = 128,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1)] = None,
@@ -123,6 +131,7 @@ def serve_command(
         prefix_cache=prefix_cache,
         grammar_overlap=mode,
         overlap=overlap,
+        mixed_chunks=MIXED_CHUNKS if mixed_prefill and max_slots > 1 else (),
         compilation_cache=compilation_cache,
     )
     log.info("compiling the programs of %d slots", max_slots)
