@@ -12,8 +12,10 @@ from pallas_kernels.ahead.topology import TOPOLOGIES, library_version
 TABLE = pathlib.Path(__file__).parent.parent / "tests" / "pallas_kernels" / "instructions.json"
 COUNTED = {
     "attention": ("chain", "tree"),
+    "block_attention": ("qwen3 8b", "window", "float32"),
     "commit": ("round", "chunk"),
     "survival": ("16 chains", "128 trees"),
+    "vocabulary_row": ("nodes", "plain"),
 }
 
 

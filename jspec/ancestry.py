@@ -6,7 +6,7 @@ Parents past a proposal's length may be anything; what is said of those nodes me
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jspec.first import first_where
+from pallas_kernels.first import first_where
 
 
 def ancestors(parents: Int[Array, "lanes drafts"]) -> Bool[Array, "lanes nodes drafts"]:

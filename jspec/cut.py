@@ -5,7 +5,7 @@ import enum
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jspec.first import first_where
+from pallas_kernels.first import first_where
 
 
 class Finish(enum.IntEnum):

@@ -4,6 +4,7 @@ The mesh is the one in use (`jax.set_mesh`); where it does not divide the KV hea
 them. Neither needs a collective.
 """
 
+import functools
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -13,6 +14,7 @@ from jspec.sharding import mesh_axis_of, on_every_device
 from pallas_kernels.attention.api import attend as attend_here
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight
+from pallas_kernels.block_attention.api import attend_blocks as attend_blocks_here
 from pallas_kernels.commit.api import commit_rows as commit_here
 
 _WHOLE = PartitionSpec()
@@ -54,6 +56,29 @@ def commit_rows(
         commit_here, in_specs=(layers, layers, layers, _WHOLE, _WHOLE, _WHOLE), out_specs=layers
     )
     return run(pages, k_new, v_new, path, page_table, lengths)
+
+
+def attend_blocks(
+    q: Float[Array, "rows blocks block heads head_size"],
+    k: Float[Array, "rows blocks block kv_heads head_size"],
+    v: Float[Array, "rows blocks block kv_heads value_size"],
+    k_context: Float[Array, "rows tokens kv_heads head_size"],
+    v_context: Float[Array, "rows tokens kv_heads value_size"],
+    starts: Int[Array, "rows blocks"],
+    anchors: Int[Array, "rows blocks"],
+    *,
+    scale: float,
+    causal: bool,
+    window: int | None,
+) -> Float[Array, "rows blocks block heads value_size"]:
+    """See `pallas_kernels.block_attention.api.attend_blocks`."""
+    axis = mesh_axis_of("kv_heads", k.shape[3])
+    block, context = PartitionSpec(None, None, None, axis), PartitionSpec(None, None, axis)
+    run = functools.partial(attend_blocks_here, scale=scale, causal=causal, window=window)
+    run = on_every_device(
+        run, in_specs=(block, block, block, context, context, _WHOLE, _WHOLE), out_specs=block
+    )
+    return run(q, k, v, k_context, v_context, starts, anchors)
 
 
 def split_axis(pages: Pages) -> str | None:

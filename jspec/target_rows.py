@@ -13,8 +13,10 @@ from jspec.ancestry import ancestors
 from jspec.round import Proposal
 from jspec.sampling import History, SamplingTable
 from jspec.slots import rows_of
-from jspec.vocabulary import argmax, filter_floor, largest
+from jspec.tempering import temper
+from jspec.vocabulary import largest
 from pallas_kernels.pytree import pytree
+from pallas_kernels.vocabulary_row.choices import argmax
 
 
 @pytree
@@ -148,7 +150,7 @@ def target_rows(
         )
         scaled, log_normaliser, floor = jax.lax.cond(
             sampled,
-            lambda: temper(adjusted, table, row_slots),
+            lambda: tempered(adjusted, table, row_slots),
             lambda: (
                 adjusted,
                 jnp.zeros((num_rows,), jnp.float32),
@@ -220,31 +222,18 @@ def suppress_stops(
     return logits.at[row, ids].set(-jnp.inf, mode="drop")
 
 
-def temper(
+def tempered(
     logits: Float[Array, "rows vocabulary"], table: SamplingTable, slots: Int[Array, "rows"]
 ) -> tuple[Float[Array, "rows vocabulary"], Float[Array, "rows"], Float[Array, "rows"]]:
     """Temperature, then top-k, top-p and min-p, on sampled rows; greedy rows pass unchanged.
 
     Returns:
-      logits, shifted so that the best is 0 and divided by temperature (the shift keeps small
-      temperatures finite and changes no probability); log_normaliser; floor.
+      logits, log_normaliser, floor: see `pallas_kernels.vocabulary_row.tempered.Tempered`.
     """
-    sampled = table.temperature[slots] > 0
-    temperature = jnp.where(sampled, table.temperature[slots], 1)[:, None]
-    best = jnp.max(logits, axis=1, keepdims=True)
-    shifted = (logits - jnp.where(jnp.isfinite(best), best, 0)) / temperature
-    scaled = jnp.where(sampled[:, None], shifted, logits)
-
-    top_k = jnp.where(sampled, table.top_k[slots], 0)
-    top_p = jnp.where(sampled, table.top_p[slots], 1)
-    min_p = jnp.where(sampled, table.min_p[slots], 0)
-    floor = jax.lax.cond(
-        jnp.any((top_k > 0) | (top_p < 1) | (min_p > 0)),
-        lambda: jnp.where(sampled, filter_floor(scaled, top_k, top_p, min_p), -jnp.inf),
-        lambda: jnp.full(top_k.shape, -jnp.inf, jnp.float32),
+    made = temper(
+        logits, table.temperature[slots], table.top_k[slots], table.top_p[slots], table.min_p[slots]
     )
-    mass = jnp.sum(jnp.where(scaled >= floor[:, None], jnp.exp(scaled), 0), axis=1)
-    return scaled, jnp.where(sampled, jnp.log(mass), 0), floor
+    return made.logits, made.log_normaliser, made.floor
 
 
 def token_log_probs(

@@ -23,9 +23,9 @@ from jspec.sampling import SamplingTable
 from jspec.slots import rows_of
 from jspec.targets.layers import project_float32
 from jspec.targets.view import TargetView
-from jspec.vocabulary import argmax
 from pallas_kernels.attention.pages import Pages, allocate
 from pallas_kernels.pytree import pytree
+from pallas_kernels.vocabulary_row.choices import argmax
 
 
 def dflash_leaves(config: DFlashConfig, dtype: jnp.dtype) -> tuple[Leaf, ...]:

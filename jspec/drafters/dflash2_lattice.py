@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jspec.vocabulary import argmax, draw, largest
+from jspec.vocabulary import draw, largest
 from pallas_kernels.pytree import pytree
+from pallas_kernels.vocabulary_row.choices import argmax
 
 # Scores [blocks, candidates] of draft row j (static), given the tokens before.
 Score = Callable[[int, Int[Array, "blocks"]], Float[Array, "blocks candidates"]]

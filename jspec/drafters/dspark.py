@@ -21,7 +21,8 @@ from jspec.round import Dense, Proposal, Sparse
 from jspec.sampling import SamplingTable
 from jspec.slots import rows_of
 from jspec.targets.view import TargetView
-from jspec.vocabulary import argmax, largest
+from jspec.vocabulary import largest
+from pallas_kernels.vocabulary_row.choices import argmax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

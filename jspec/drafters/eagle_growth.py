@@ -18,9 +18,9 @@ from jspec.slots import rows_of
 from jspec.targets.config import LayerKind
 from jspec.targets.layers import paged_layers
 from jspec.targets.view import TargetView
-from jspec.vocabulary import argmax
 from pallas_kernels.attention.pages import Pages
 from pallas_kernels.attention.sight import Sight, causal_sight
+from pallas_kernels.vocabulary_row.choices import argmax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jspec.targets.layers import project_float32
-from jspec.vocabulary import argmax, draw
+from jspec.tempering import temper
 from pallas_kernels.pytree import pytree
+from pallas_kernels.vocabulary_row.choices import argmax
 
 Embed = Callable[[Array], Array]  # ids to what the backbone reads of them
 # The column taken of each block, -1 for none, and the distribution that it was taken from.
@@ -206,9 +207,10 @@ def drawn_choice(
       temperature: above 0.
       coins: uniform in [0, 1).
     """
-    weights = jnp.exp(below_best(scores, temperature))
-    probs = weights / jnp.sum(weights, axis=1, keepdims=True)
-    return draw(probs, coins), probs
+    ones = jnp.ones_like(temperature)
+    made = temper(scores, temperature, jnp.zeros(ones.shape, jnp.int32), ones, 0 * ones, coins)
+    assert made.drawn is not None
+    return made.drawn, jnp.exp(made.logits - made.log_normaliser[:, None])
 
 
 def below_best(

@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jspec.objectives.frozen import DraftTables, Tables
 from jspec.objectives.rollouts import taken
-from jspec.vocabulary import argmax
 from pallas_kernels.pytree import pytree
+from pallas_kernels.vocabulary_row.choices import argmax
 
 _ROWS = 128  # rows of the whole vocabulary that are in memory at a time
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Int, UInt32
 from jspec.coins import coupled_noise
 from jspec.target_rows import TargetRows, lanes_of
 from jspec.verify.greedy import node_numbers
-from jspec.vocabulary import argmax
+from pallas_kernels.vocabulary_row.choices import argmax
 
 
 def coupled_choices(

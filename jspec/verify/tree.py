@@ -8,7 +8,8 @@ from jspec.coins import Coins, coupled_noise
 from jspec.round import OneHot, Proposal, Verdict
 from jspec.target_rows import TargetRows
 from jspec.verify.walk import eligible_drafts, walk
-from jspec.vocabulary import argmax, draw
+from jspec.vocabulary import draw
+from pallas_kernels.vocabulary_row.choices import argmax
 
 
 def follow_tree(

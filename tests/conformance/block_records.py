@@ -16,8 +16,9 @@ from safetensors.numpy import load_file
 from jspec.checkpoints.dflash import dflash_from_tensors
 from jspec.checkpoints.loaded_drafter import LoadedDrafter
 from jspec.objectives.batch import TrainBatch
-from jspec.objectives.block_pass import block_mask, context_mask
+from jspec.objectives.block_pass import context_limits
 from jspec.objectives.blocks import Blocks, choose_anchors
+from pallas_kernels.block_attention.layout import Rules
 
 FEATURES = ("batch.hidden_states", "batch.target_last_hidden_states")  # side by side, as captured
 
@@ -82,10 +83,14 @@ def check_masks(config: Any, batch: TrainBatch, blocks: Blocks, outputs: Mapping
     for kind, name in (("full", "mask.full_attention"), ("window", "mask.sliding_attention")):
         if name not in outputs:
             continue
-        context = np.asarray(context_mask(config, kind, batch, blocks, size))
-        own = np.einsum(
-            "nm,ji->njmi", np.eye(num_blocks, dtype=bool), np.asarray(block_mask(config, kind, size))
-        )
+        window = config.decoder.window if kind == "window" else None
+        starts, ends = (np.asarray(x)[:, :, None, None] for x in context_limits(batch, blocks))
+        token, row = np.arange(batch.ids.shape[1]), np.arange(size)[:, None]
+        context = (token >= starts) & (token < ends) & (row >= 0)
+        if window is not None:
+            context &= token > ends + row - window
+        rules = Rules(scale=1.0, block_size=size, window=window, causal=config.causal(kind))
+        own = np.einsum("nm,ji->njmi", np.eye(num_blocks, dtype=bool), rules.inside_of_block())
         own = own.reshape(num_blocks * size, num_blocks * size)
         keep = np.repeat(np.asarray(blocks.keep), size, axis=1)
         own = own[None] & keep[:, :, None]

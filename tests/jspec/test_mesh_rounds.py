@@ -17,14 +17,16 @@ whole, columns = PartitionSpec(), PartitionSpec(None, "tensor")
 """
 
 CHOICES = """
-from jspec.vocabulary import argmax, draw, filter_floor, largest
+from jspec.tempering import temper
+from jspec.vocabulary import draw, largest
+from pallas_kernels.vocabulary_row.choices import argmax
 
 def choose(values, weights, coins, top_k, top_p):
     return (
         argmax(values),
         largest(values, 5),
         draw(weights, coins),
-        filter_floor(values - values.max(axis=1, keepdims=True), top_k, top_p, jnp.zeros(6), candidates=8),
+        temper(values, jnp.ones(6), top_k, top_p, jnp.zeros(6)).floor,
     )
 
 mesh = make_mesh(tensor=4)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jspec.vocabulary import argmax, draw, filter_floor
+from pallas_kernels.vocabulary_row.choices import argmax, draw
+from pallas_kernels.vocabulary_row.filters import filter_floor
 
 NAN, INF = np.nan, np.inf
 
