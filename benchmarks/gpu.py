@@ -1,10 +1,11 @@
 """Checks and times the kernels on an NVIDIA GPU, in one short run: `python benchmarks/gpu.py`.
 
 1. Attention, plain XLA and the Mosaic GPU kernel, against plain XLA with queries and in-flight keys in float32.
-2. Its time per call, beside the time that a large copy takes for as many bytes.
-3. Plain and speculative decoding of a Qwen3-shaped target of random weights; accept lengths are simulated.
+2. Tempering of the vocabulary's rows, plain XLA and the Mosaic GPU kernel, against plain XLA on the CPU.
+3. Their time per call, beside the time that a large copy takes for as many bytes.
+4. Plain and speculative decoding of a Qwen3-shaped target of random weights; accept lengths are simulated.
 
-`--tiny` runs the same on small shapes; without a GPU the kernel is interpreted there, and no time means anything.
+`--tiny` runs the same on small shapes; without a GPU the kernels are interpreted there, and no time means anything.
 What fails is printed and the rest goes on; the exit status is then 1.
 """
 
@@ -33,6 +34,10 @@ from pallas_kernels.attention import gpu, reference
 from pallas_kernels.attention.pages import allocate
 from pallas_kernels.attention.shapes import COMPILED, CompiledShape
 from pallas_kernels.attention.sight import causal_sight, tree_sight
+from pallas_kernels.vocabulary_row import gpu as row_gpu
+from pallas_kernels.vocabulary_row import reference as row_reference
+from pallas_kernels.vocabulary_row.shapes import COMPILED as ROW_COMPILED
+from pallas_kernels.vocabulary_row.shapes import CompiledShape as RowShape
 
 REPEATS = 20
 TOLERANCE = 3e-2  # bfloat16 weights of the softmax, values of size 1
@@ -43,6 +48,9 @@ SHAPES = {
 TINY = {
     "tree": CompiledShape(slots=2, nodes=3, context=128, heads=4, kv_heads=2, head_size=64, layers=2, words=1)
 }
+ROW_TOLERANCE = 1e-4  # logits of size 10, a row's sum in another order
+ROW_SHAPES = {name: ROW_COMPILED[name] for name in ("nodes", "plain", "odd")}
+TINY_ROWS = {"odd": RowShape(rows=5, vocabulary=4501)}
 
 # Qwen3-1.7B's sizes.
 QWEN3 = DecoderConfig(
@@ -160,6 +168,63 @@ def attention(name: str, shape: CompiledShape, bandwidth: float, repeats: int, i
         raise ValueError(f"attention, {name}: expected errors up to {TOLERANCE}, got more from {wrong}")
 
 
+def rows_to_temper(shape: RowShape, filtered: bool) -> tuple:
+    """Of one call of `temper`: random logits and coins; of four rows one is greedy, the others may be filtered."""
+    random = np.random.default_rng(0)
+    number = np.arange(shape.rows)
+    temperature = np.where(number % 4 == 3, 0.0, 0.8)
+    top_k = np.where(number % 2 == 0, 50, 0) * filtered
+    top_p = np.where(number % 4 == 0, 1.0, 0.95) if filtered else np.ones(shape.rows)
+    min_p = np.where(number % 4 == 2, 0.02, 0.0) * filtered
+    settings = [
+        jnp.asarray(column, kind)
+        for column, kind in zip((temperature, top_k, top_p, min_p), "fiff", strict=True)
+    ]
+    coins = [jnp.asarray(random.random(shape.rows), jnp.float32)] if shape.draws else []
+    return jnp.asarray(3 * random.normal(size=(shape.rows, shape.vocabulary)), jnp.float32), *settings, *coins
+
+
+def tempering(
+    name: str, shape: RowShape, filtered: bool, bandwidth: float, repeats: int, interpret: object
+) -> None:
+    """Prints the largest error of logits and normalisers, how many floors and draws are others, and the time.
+
+    A floor or a draw is another where a share or a coin falls between two roundings of a sum: few may be.
+
+    Raises:
+      ValueError: an implementation is wrong.
+    """
+    made = rows_to_temper(shape, filtered)
+    plain_xla = jax.jit(lambda *a: row_reference.temper(*a, *(() if shape.draws else (None,))))
+    calls = {"xla": plain_xla, "gpu": jax.jit(lambda *a: row_gpu.temper(*a, interpret=interpret))}
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = jax.tree.map(np.asarray, plain_xla(*jax.device_put(made, jax.devices("cpu")[0])))
+    moved = 2 * 4 * shape.rows * shape.vocabulary
+    kind = "filtered" if filtered else "unfiltered"
+    wrong = []
+    for implementation, call in calls.items():
+        got = jax.tree.map(np.asarray, call(*made))
+        error = max(
+            float(np.max(np.abs(a - b)))
+            for a, b in ((got.logits, expected.logits), (got.log_normaliser, expected.log_normaliser))
+        )
+        floors = int(np.sum(~np.isclose(got.floor, expected.floor, rtol=0, atol=1e-5)))
+        draws = int(np.sum(got.drawn != expected.drawn)) if shape.draws else 0
+        spent = seconds(lambda call=call: call(*made), repeats)
+        print(
+            f"tempering, {name}, {kind}, {implementation}: error {error:.1e}, of {shape.rows} rows "
+            f"{floors} floors and {draws} draws differ, {spent * 1e6:.0f} us; the ceiling by bandwidth is {moved / bandwidth * 1e6:.0f} us",
+            flush=True,
+        )
+        if not error <= ROW_TOLERANCE or max(floors, draws) > 1 + shape.rows // 8:
+            wrong.append(implementation)
+    if wrong:
+        raise ValueError(
+            f"tempering, {name}: expected errors up to {ROW_TOLERANCE} and few other floors or draws, "
+            f"got more from {wrong}"
+        )
+
+
 def decoding(config: DecoderConfig, slots: int, tokens: int, dtype: jnp.dtype) -> None:
     """Prints tokens per second, plain and with drafts of which 3 of 7 are accepted."""
     leaves = decoder_leaves(config, dtype)
@@ -192,7 +257,7 @@ def main(flags: list[str] | None = None) -> int:
     """Runs all parts; returns the exit status."""
     parser = argparse.ArgumentParser(description="Checks and times the kernels on an NVIDIA GPU")
     parser.add_argument(
-        "--tiny", action="store_true", help="small shapes; the kernel is interpreted off GPUs"
+        "--tiny", action="store_true", help="small shapes; the kernels are interpreted off GPUs"
     )
     tiny = parser.parse_args(flags).tiny
     on_gpu = jax.default_backend() == "gpu"
@@ -210,6 +275,11 @@ def main(flags: list[str] | None = None) -> int:
     parts = [
         functools.partial(attention, name, shape, bandwidth, repeats, interpret)
         for name, shape in (TINY if tiny else SHAPES).items()
+    ]
+    parts += [
+        functools.partial(tempering, name, shape, filtered, bandwidth, repeats, interpret)
+        for name, shape in (TINY_ROWS if tiny else ROW_SHAPES).items()
+        for filtered in (False, True)
     ]
     for slots in (1,) if tiny else (1, 8):
         sizes = (TINY_QWEN3, slots, 12) if tiny else (QWEN3, slots, 256)

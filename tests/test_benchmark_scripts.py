@@ -64,6 +64,12 @@ def test_the_script_for_a_gpu_runs_without_one(capsys, monkeypatch):
         script.main([])
     assert script.main(["--tiny"]) == 0
     said = capsys.readouterr().out
-    assert all(part in said for part in ("tree, xla: error", "tree, gpu: error", "simulated, 1 slots"))
-    monkeypatch.setattr(script, "TOLERANCE", 0.0)
-    assert script.main(["--tiny"]) == 1
+    expected = (
+        "tree, xla: error", "tree, gpu: error", "odd, unfiltered, gpu: error", "odd, filtered, gpu: error",
+        "simulated, 1 slots",
+    )  # fmt: skip
+    assert all(part in said for part in expected)
+    for name in ("TOLERANCE", "ROW_TOLERANCE"):
+        with monkeypatch.context() as changed:
+            changed.setattr(script, name, -1.0)
+            assert script.main(["--tiny"]) == 1

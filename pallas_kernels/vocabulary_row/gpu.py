@@ -122,7 +122,9 @@ def _kernel(
     by = divisor[row]
     ends_width = pl.cdiv(pieces, 128) * 128
 
-    def added(i: Any, total: Any, ends: Any, x: jax.Array, floor: Any) -> tuple[Any, Any]:
+    def added(i: Any, so_far: tuple[Any, Any], x: jax.Array, floor: Any) -> tuple[Any, Any]:
+        """Sum of the kept weights, and what they sum to at the end of each piece."""
+        total, ends = so_far
         weights = jnp.where(x < floor, 0.0, jnp.exp(x))  # NaN stays
         total = total + jnp.sum(weights)
         return total, jnp.where(_iota(ends_width) >= i, total, ends)
@@ -132,11 +134,12 @@ def _kernel(
         start = start_of(i)
         # What the piece before has too is written again, as the same numbers: a store cannot leave out any.
         divided = (loaded(logits, start) - shift) / by
-        plgpu.store(scaled.at[row, pl.ds(start, _WIDTH)], divided, optimized=False)
+        scaled_here = scaled.at[row, pl.ds(start, _WIDTH)]
+        plgpu.store(scaled_here, divided, optimized=False)  # pyright: ignore[reportAttributeAccessIssue]
         changed = jnp.where(x == -jnp.inf, -jnp.inf, divided)
         here = jnp.where((x == best) & (x > -jnp.inf), _iota(_WIDTH) + start, _NOWHERE)
         found = jnp.minimum(found, jnp.where(x != x, -1, here))
-        total, ends = added(i, total, ends, changed, -jnp.inf)
+        total, ends = added(i, (total, ends), changed, -jnp.inf)
         return jnp.maximum(maxima, changed), found, total, ends
 
     nothing = jnp.float32(0), _filled(0.0, ends_width)
@@ -166,7 +169,7 @@ def _kernel(
     floor = jnp.maximum(jax.lax.cond(p < 1, by_mass, lambda: kth), m)
     total, ends = jax.lax.cond(
         floor > -jnp.inf,
-        lambda: over_row(lambda i, carry, x: added(i, *carry, x, floor), nothing),
+        lambda: over_row(lambda i, carry, x: added(i, carry, x, floor), nothing),
         lambda: (total, ends),
     )
     totals[row] = total

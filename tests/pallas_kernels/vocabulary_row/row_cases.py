@@ -99,6 +99,7 @@ def check_rows(batch, got: Tempered) -> None:
     """Every row of a batch."""
     logits, chosen, coins = batch
     got = jax.tree.map(np.asarray, got)
+    assert got.drawn is not None
     for row, setting in enumerate(chosen):
         check_row(
             logits[row],
