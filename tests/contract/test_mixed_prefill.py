@@ -105,6 +105,7 @@ def test_running_requests_get_tokens_while_a_long_prompt_is_executed():
             assert rounds == [[], [], [third]]
 
 
+@pytest.mark.extended
 def test_prompt_log_probs_beside_other_requests():
     used = shared("ngram", mixed_chunks=(3,), max_slots=3)
     settings = [Settings(max_tokens=20), *[Settings(max_tokens=4, prompt_log_probs=True, log_probs=2)] * 2]
