@@ -24,9 +24,8 @@ _WIDTH = 2048  # logits of a row taken at once, 16 by each thread
 _NOWHERE = 2**30  # above any id
 
 Measure = Callable[[jax.Array], jax.Array]  # what a logit adds to the sum that a filter limits
-Fold = Callable[
-    [Callable[[Any, Any, jax.Array], Any], Any], Any
-]  # over the pieces of a row: (step, start) to result
+# Over the pieces of a row: (step, start) to result.
+Fold = Callable[[Callable[[Any, Any, jax.Array], Any], Any], Any]
 
 
 def unsupported(logits: Float[Array, "rows vocabulary"]) -> str | None:
@@ -109,10 +108,12 @@ def _kernel(
             ref.at[row, pl.ds(start, _WIDTH)], layout=_layout(_WIDTH), optimized=False
         )
 
-    def piece(ref: Any, i: Any) -> jax.Array:
+    def own(i: Any, x: jax.Array) -> jax.Array:
         """-inf where the logit belongs to the piece before."""
-        start = start_of(i)
-        return jnp.where(_iota(_WIDTH) >= i * _WIDTH - start, loaded(ref, start), -jnp.inf)
+        return jnp.where(_iota(_WIDTH) >= i * _WIDTH - start_of(i), x, -jnp.inf)
+
+    def piece(ref: Any, i: Any) -> jax.Array:
+        return own(i, loaded(ref, start_of(i)))
 
     def fold(ref: Any) -> Fold:
         return lambda step, start: jax.lax.fori_loop(0, pieces, lambda i, c: step(i, c, piece(ref, i)), start)
@@ -129,23 +130,24 @@ def _kernel(
         total = total + jnp.sum(weights)
         return total, jnp.where(_iota(ends_width) >= i, total, ends)
 
-    def divide(i: Any, carry: Any, x: jax.Array) -> Any:
+    def divide(i: Any, carry: Any) -> Any:
         maxima, found, total, ends = carry
         start = start_of(i)
+        whole = loaded(logits, start)
+        x = own(i, whole)
         # What the piece before has too is written again, as the same numbers: a store cannot leave out any.
-        divided = (loaded(logits, start) - shift) / by
+        divided = (whole - shift) / by
         scaled_here = scaled.at[row, pl.ds(start, _WIDTH)]
         plgpu.store(scaled_here, divided, optimized=False)  # pyright: ignore[reportAttributeAccessIssue]
-        changed = jnp.where(x == -jnp.inf, -jnp.inf, divided)
+        changed = own(i, divided)
         here = jnp.where((x == best) & (x > -jnp.inf), _iota(_WIDTH) + start, _NOWHERE)
         found = jnp.minimum(found, jnp.where(x != x, -1, here))
         total, ends = added(i, (total, ends), changed, -jnp.inf)
         return jnp.maximum(maxima, changed), found, total, ends
 
     nothing = jnp.float32(0), _filled(0.0, ends_width)
-    maxima, found, total, ends = fold(logits)(
-        divide, (_filled(-jnp.inf, _WIDTH), _filled(_NOWHERE, _WIDTH), *nothing)
-    )
+    start = _filled(-jnp.inf, _WIDTH), _filled(_NOWHERE, _WIDTH), *nothing
+    maxima, found, total, ends = jax.lax.fori_loop(0, pieces, divide, start)
     best_id = jnp.min(found)
     best_id = jnp.where(best_id == _NOWHERE, -1, best_id)
     highest = jnp.max(maxima)
