@@ -9,7 +9,8 @@
 # PYTHON picks the interpreter: make PYTHON=python3.12 setup
 
 PYTHON ?= python3
-PYTEST_FLAGS ?= -n auto -m "not extended"
+# Tests of one file share what they compile, and so run in one process.
+PYTEST_FLAGS ?= -n auto --dist loadfile -m "not extended"
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,7 +32,7 @@ test: setup
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 test-all: setup
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(VENV)/check.stamp
 	$(BIN)/ruff format --check .

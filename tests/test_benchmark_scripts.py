@@ -5,6 +5,7 @@ import json
 import pathlib
 import sys
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -53,3 +54,22 @@ def test_what_scheduling_costs_is_told_beside_the_rounds_of_a_table(tmp_path):
     (tmp_path / "costs.json").write_text(json.dumps(table))
     script.main(["--schedule", str(tmp_path / "costs.json"), *sizes], said.append)
     assert said[-1].endswith("NOT less than 2%")
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="jax 0.12 and newer interpret Mosaic GPU kernels")
+def test_the_script_for_a_gpu_runs_without_one(capsys, monkeypatch):
+    script = script_of("gpu")
+    with pytest.raises(SystemExit, match="device: expected a GPU"):
+        script.main([])
+    assert script.main(["--tiny"]) == 0
+    said = capsys.readouterr().out
+    expected = (
+        "tree, xla: error", "tree, gpu: error", "odd, unfiltered, gpu: error", "odd, filtered, gpu: error",
+        "simulated, 1 slots",
+    )  # fmt: skip
+    assert all(part in said for part in expected)
+    for name in ("TOLERANCE", "ROW_TOLERANCE"):
+        with monkeypatch.context() as changed:
+            changed.setattr(script, name, -1.0)
+            assert script.main(["--tiny"]) == 1

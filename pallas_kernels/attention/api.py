@@ -80,14 +80,17 @@ def attend(
       return_logsumexp: also return log(sum(exp(scores))) over what was seen and the sink, in natural
         units, float32; -inf where there was nothing.
       implementation: "xla" is plain XLA and works everywhere; "tpu" is the kernel for TPU and cannot be
-        lowered for anything else; None takes "tpu" where the program is lowered for a TPU and the page size
+        lowered for anything else; "gpu" is the kernel for NVIDIA GPUs from sm90 on, for bfloat16, head sizes
+        64 and 128, pages of a multiple of 64 and jax 0.12, which has not yet run on a GPU and is therefore
+        never chosen by itself; None takes "tpu" where the program is lowered for a TPU and the page size
         is a multiple of 128, and "xla" otherwise.
 
     Returns:
       The output in q's dtype, and the log-sum-exp if asked for.
 
     Raises:
-      ValueError: shapes that do not fit together, a layer that pages lacks, an unknown implementation.
+      ValueError: shapes that do not fit together, a layer that pages lacks, an unknown implementation, or
+        one that cannot do this call.
     """
     _check(q, k_new, v_new, pages, layer, sight, implementation)
 
@@ -112,6 +115,13 @@ def attend(
 
     if implementation == "tpu":
         return kernel(q, k_new, v_new, sight)
+    if implementation == "gpu":
+        from pallas_kernels.attention import gpu  # only here: Mosaic GPU needs absl-py in jax 0.10
+
+        if refusal := gpu.unsupported(q, pages):
+            raise ValueError(refusal)
+        out, logsumexp = gpu.attend(q, k_new, v_new, pages, layer, sight, scale, softcap, sinks)
+        return (out, logsumexp) if return_logsumexp else out
     if implementation == "xla" or pages.page_size % PAGE_MULTIPLE:
         return xla(q, k_new, v_new, sight)
     return jax.lax.platform_dependent(q, k_new, v_new, sight, tpu=kernel, default=xla)
@@ -126,9 +136,9 @@ def _check(
     sight: Sight,
     implementation: str | None,
 ) -> None:
-    if implementation not in (None, "xla", "tpu"):
+    if implementation not in (None, "xla", "tpu", "gpu"):
         raise ValueError(
-            f'implementation: expected None, "xla" or "tpu", got {implementation!r}; pass one of them'
+            f'implementation: expected None, "xla", "tpu" or "gpu", got {implementation!r}; pass one of them'
         )
     if implementation == "tpu" and pages.page_size % PAGE_MULTIPLE:
         raise ValueError(

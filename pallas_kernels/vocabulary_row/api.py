@@ -33,20 +33,26 @@ def temper(
       min_p: least kept probability relative to the best token's, 0 = all.
       coins: uniform in [0, 1): the draw is the first id whose cumulative probability exceeds the coin, -1 if
         the row is no distribution. None = nothing is drawn.
-      implementation: as in `pallas_kernels.attention.api.attend`.
+      implementation: as in `pallas_kernels.attention.api.attend`; "gpu" takes float32 and any vocabulary.
 
     Raises:
-      ValueError: an unknown implementation.
+      ValueError: an unknown implementation, or one that cannot do this call.
     """
-    if implementation not in (None, "xla", "tpu"):
+    if implementation not in (None, "xla", "tpu", "gpu"):
         raise ValueError(
-            f'implementation: expected None, "xla" or "tpu", got {implementation!r}; pass one of them'
+            f'implementation: expected None, "xla", "tpu" or "gpu", got {implementation!r}; pass one of them'
         )
     arguments = (logits, temperature, top_k, top_p, min_p)
     kernel = functools.partial(tpu.temper, coins=coins)
     plain = functools.partial(reference.temper, coins=coins)
     if implementation == "tpu":
         return kernel(*arguments)
+    if implementation == "gpu":
+        from pallas_kernels.vocabulary_row import gpu  # only here: Mosaic GPU needs absl-py in jax 0.10
+
+        if refusal := gpu.unsupported(logits):
+            raise ValueError(refusal)
+        return gpu.temper(*arguments, coins)
     if implementation == "xla":
         return plain(*arguments)
     return jax.lax.platform_dependent(*arguments, tpu=kernel, default=plain)

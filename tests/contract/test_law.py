@@ -101,10 +101,8 @@ CASES = [
 ] + [("domino", "temperature")]
 # Every kind of q and every setting is in `make test` once.
 QUICK = {
-    ("plain", "temperature"),
     ("ngram", "filters"),
     ("cut2", "temperature"),
-    ("oracle", "bias"),
     ("dense", "temperature"),
     ("dense", "penalties"),
     ("sparse", "filters"),

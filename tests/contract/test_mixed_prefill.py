@@ -7,8 +7,10 @@ import pytest
 from contract.engines import DRAFTERS, engine, shared
 from contract.reused_prefixes import alone, pieces_of_an_interrupted_one
 from contract.reused_prefixes import shared as decoder_engine
+from contract.test_grammar import FORM, WORDS, letters
 from contract.test_overlap import PROMPTS, SETTINGS, without_inert
 
+from jspec.grammar.grammar import Grammar
 from jspec.settings import Settings
 
 LONG = [[i % 8 for i in range(21)], [3, 3, 1] * 7, *PROMPTS]
@@ -16,13 +18,16 @@ LONG = [[i % 8 for i in range(21)], [3, 3, 1] * 7, *PROMPTS]
 LONG_SETTINGS = [dataclasses.replace(s, seed=i) for i, s in enumerate([SETTINGS[0], SETTINGS[1], *SETTINGS])]
 
 
-def run(used, *, mixed, overlap=False, prompts=LONG, settings=LONG_SETTINGS):
+def run(used, *, mixed, overlap=False, grammar_overlap=None, prompts=LONG, settings=LONG_SETTINGS):
     """Results, and the buckets of the rounds."""
     used.forget_prefixes()
     used._runner._rng = np.random.default_rng(7)
     free, buckets = used.free_pages, []
     with used.session(
-        mixed=mixed, overlap=overlap, observer=lambda requests, bucket, round_, report: buckets.append(bucket)
+        mixed=mixed,
+        overlap=overlap,
+        grammar_overlap=grammar_overlap,
+        observer=lambda requests, bucket, round_, report: buckets.append(bucket),
     ) as session:
         indices = session.add(prompts, settings)
         while session.busy:
@@ -48,7 +53,7 @@ def test_results_are_those_of_prompts_executed_alone(drafter, overlap):
     unmixed, others = run(used, mixed=False, overlap=overlap)
     assert without_inert(mixed) == without_inert(unmixed)
     assert are_mixed(buckets) and not are_mixed(others)
-    assert len(buckets) < len(others)
+    assert sum(not bucket.chunk for bucket in buckets) < sum(not bucket.chunk for bucket in others)
     assert set(used.programs.traces.values()) == {1}
 
 
@@ -100,6 +105,7 @@ def test_running_requests_get_tokens_while_a_long_prompt_is_executed():
             assert rounds == [[], [], [third]]
 
 
+@pytest.mark.extended
 def test_prompt_log_probs_beside_other_requests():
     used = shared("ngram", mixed_chunks=(3,), max_slots=3)
     settings = [Settings(max_tokens=20), *[Settings(max_tokens=4, prompt_log_probs=True, log_probs=2)] * 2]
@@ -114,10 +120,39 @@ def test_prompt_log_probs_beside_other_requests():
             assert (mine.token_id, mine.log_prob) == (its.token_id, pytest.approx(its.log_prob, abs=1e-5))
 
 
+@pytest.mark.parametrize("grammar_overlap", ["two", "one"])
+def test_grammars_beside_prompts(grammar_overlap):
+    """Of requests that decode, of the prompt's own, and of one that ends meanwhile; each as it is alone."""
+    used, form = letters("oracle", mixed_chunks=(3,)), Grammar(regex="([ab][cd]){40}")
+    settings = [
+        Settings(max_tokens=24, temperature=1.3, seed=0, grammar=form, draft_length=1),
+        Settings(max_tokens=9, temperature=1.3, seed=1, grammar=WORDS),
+        Settings(max_tokens=24, grammar=form),  # without it the target ends the text at once
+        Settings(max_tokens=9, temperature=1.3, seed=3),
+        Settings(max_tokens=9, grammar=Grammar(regex=FORM)),
+        Settings(max_tokens=9, temperature=1.0, seed=5, grammar=Grammar(regex=FORM)),
+    ]
+    prompts = [[1, 4, 2], [3], [5, 4] * 10, [6] * 17, [3, 1, 1, 0] * 3, [2, 0, 5] * 3]
+    expected = [
+        letters("oracle").generate([prompt], dataclasses.replace(one, draft_length=0))[0]
+        for prompt, one in zip(prompts, settings, strict=True)
+    ]
+    results, buckets = run(
+        used, mixed=True, overlap=True, grammar_overlap=grammar_overlap, prompts=prompts, settings=settings
+    )
+    assert [(r.token_ids, r.finish_reason) for r in results] == [
+        (r.token_ids, r.finish_reason) for r in expected
+    ]
+    # The first request decodes beside all of the second's prompt, one round, and of the third's, five.
+    assert all(bucket in are_mixed(buckets) for bucket in buckets[1:7])
+    assert set(used.programs.traces.values()) == {1}
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_schedule_decides_for_the_running_requests(overlap):
-    used = shared("confident", costs=_Dear(), max_slots=3, mixed_chunks=(3,))
+    # Of its own: what a schedule has seen decides whether it tries drafts at all.
+    used = engine("confident", costs=_Dear(), max_slots=3, mixed_chunks=(3,))
     settings = [Settings(max_tokens=20 - i, temperature=i % 2 * 1.1, seed=i) for i in range(5)]
     prompts = [[1], [2], [5, 4] * 9, [6] * 11, [3, 1, 1, 0] * 3]
     results, buckets = run(used, mixed=True, overlap=overlap, prompts=prompts, settings=settings)

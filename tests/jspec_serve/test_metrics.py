@@ -7,6 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from served import Background, until
 
+from jspec.buckets import Bucket
+from jspec_serve.metrics import Metrics
 from jspec_serve.page import FOLDER
 
 # Nine tokens behind one: the prompt's round emits the first, two rounds of three draft tokens each emit four.
@@ -78,6 +80,23 @@ def test_rounds_without_speculation(served, counted):
         [8],
         None,
     )
+
+
+def test_mixed_rounds_are_a_kind_of_their_own():
+    """One lane executes the prompt; the others decode, and have the nodes that no lane has as its anchor."""
+    metrics = Metrics()
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"jspec_{name}", labels)
+
+    metrics.round(Bucket(lanes=4, nodes=16, chunk=31), lanes=3, seconds=0.5)
+    metrics.round(Bucket(lanes=4, nodes=4, chunk=31), lanes=4, seconds=0.25)
+    assert (value("rounds_total", kind="mixed"), value("round_seconds_sum", kind="mixed")) == (2, 0.75)
+    assert (value("batch_lanes_count"), value("batch_lanes_sum")) == (2, 2 + 3)
+    assert (value("round_budget_count"), value("round_budget_sum")) == (2, 13 + 0)
+    metrics.round(Bucket(lanes=1, nodes=1, chunk=127), lanes=1, seconds=0.5)
+    assert (value("rounds_total", kind="prefill"), value("rounds_total", kind="mixed")) == (1, 2)
+    assert value("batch_lanes_count") == value("round_budget_count") == 2
 
 
 def test_times_of_a_request_fit_together(served, counted):

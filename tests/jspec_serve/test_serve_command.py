@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from jspec.buckets import MIXED_CHUNKS
 from jspec.cli import main
 from jspec_serve.commands import serve as command
 from jspec_serve.logs import JsonLines
@@ -64,6 +65,17 @@ def test_when_grammars_are_worked_on_is_an_option(run):
     ]:
         assert run("--port", 8766, *options)[0] == 0
         assert run.loaded["grammar_overlap"] == mode
+
+
+def test_running_requests_decode_beside_prompts_unless_that_is_turned_off(run):
+    for options, chunks in [
+        ([], MIXED_CHUNKS),
+        (["--max-slots", 2, "--mixed-prefill"], MIXED_CHUNKS),
+        (["--no-mixed-prefill"], ()),
+        (["--max-slots", 1], ()),
+    ]:
+        assert run("--port", 8767, *options)[0] == 0
+        assert run.loaded["mixed_chunks"] == chunks
 
 
 def test_warm_engine_has_every_program_that_requests_need(engines):
