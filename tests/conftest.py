@@ -36,6 +36,8 @@ EXTENDED_MODULES = {
     "test_eagle_mesh",
     "test_two_processes",
     "test_eagle_training",
+    "test_heads",
+    "test_dflash_decoding",
     "test_sequential_training",
 }
 EXTENDED_DRAFTERS = {"dflash2", "fork", "tree", "eagle3", "eagle3-tree", "dflash", "dspark", "domino"}

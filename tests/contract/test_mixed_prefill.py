@@ -42,7 +42,7 @@ def are_mixed(buckets):
     return [bucket for bucket in buckets if bucket.chunk and bucket.lanes > 1]
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.extended), True])
 @pytest.mark.parametrize(
     "drafter",
     [name if name == "ngram" else pytest.param(name, marks=pytest.mark.extended) for name in DRAFTERS],

@@ -41,6 +41,7 @@ def test_seeded_text_is_the_same_with_and_without_speculation_and_neighbours():
     assert ngram().generate([QUESTION, REWRITE], [SETTINGS, warm])[1].token_ids == alone.token_ids
 
 
+@pytest.mark.extended
 def test_stream_adds_up_to_the_text_and_marks_what_was_drafted():
     pieces = list(ngram().stream([REWRITE], SETTINGS))
     result = ngram().generate([REWRITE], SETTINGS)[0]
@@ -49,6 +50,7 @@ def test_stream_adds_up_to_the_text_and_marks_what_was_drafted():
     assert sum(sum(piece.drafted) for piece in pieces) == result.counters.accepted > 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("engine", [plain, ngram])
 def test_stop_string_inside_a_block_ends_the_text_before_it(engine):
     whole = engine().generate([REWRITE], SETTINGS)[0]
@@ -60,6 +62,7 @@ def test_stop_string_inside_a_block_ends_the_text_before_it(engine):
     assert again.token_ids == whole.token_ids
 
 
+@pytest.mark.extended
 def test_prompts_may_be_text_messages_or_ids():
     tokenizer = plain().tokenizer
     ids = tokenizer.chat(QUESTION)

@@ -169,6 +169,7 @@ def test_warm_start_takes_the_weights_and_dflash2_trains_on_from_them(recipe, da
     assert {"coverage", "oracle_accept_length", "walk_accept_length"} <= set(figures.evaluations[2])
 
 
+@pytest.mark.extended
 def test_a_reduced_vocabulary_drafts_its_ids_only(recipe, target, tmp_path):
     run = open_run(recipe("reduced", drafter={"vocabulary": 16}))
     train_run(run)
