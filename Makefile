@@ -9,8 +9,7 @@
 # PYTHON picks the interpreter: make PYTHON=python3.12 setup
 
 PYTHON ?= python3
-# Tests of one file share what they compile, and so run in one process.
-PYTEST_FLAGS ?= -n auto --dist loadfile -m "not extended"
+PYTEST_FLAGS ?= -n auto -m "not extended"
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +31,7 @@ test: setup
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 test-all: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto
 
 check: $(VENV)/check.stamp
 	$(BIN)/ruff format --check .
