@@ -103,7 +103,7 @@ CASES = [
 QUICK = {
     ("ngram", "filters"),
     ("dense", "penalties"),
-    ("sparse", "temperature"),
+    ("sparse", "filters"),
     ("varying", "bias"),
 }
 
