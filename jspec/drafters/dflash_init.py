@@ -64,7 +64,8 @@ def dflash_config_for(
       head_size: of all heads.
 
     Raises:
-      ValueError: layers that the target does not have, or sizes that do not fit each other.
+      ValueError: layers that the target does not have, a window that ends inside of a block, or sizes that do
+        not fit each other.
     """
     missing = [i for i in target_layer_ids if not -1 <= i < target.num_layers]
     if missing:
@@ -77,6 +78,11 @@ def dflash_config_for(
             f"target_layer_ids: expected different layers, got {list(target_layer_ids)}; drop one"
         )
     head_size = head_size or target.head_size
+    if window is not None and window < block_size:
+        raise ValueError(
+            f"window: expected at least the block of {block_size}, got {window}; in training a block is seen whole, "
+            "in decoding it is cut, so widen the window or shorten the block"
+        )
     kinds = tuple(layer_kinds or (("full" if window is None else "window"),) * num_layers)
     windows = "window" in kinds
     decoder = DecoderConfig(

@@ -31,16 +31,6 @@ class BlockObjective:
         for name in ("num_anchors", "chunk_blocks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        window = self.config.decoder.window
-        if (
-            "window" in self.config.decoder.layer_kinds
-            and window is not None
-            and window < self.config.block_size
-        ):
-            raise ValueError(
-                f"window: expected at least the block of {self.config.block_size}, got {window}; "
-                "a row could not see its own block"
-            )
         draft_weights(self.config.longest_draft, self.gamma)
 
     @property

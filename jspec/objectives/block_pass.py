@@ -75,7 +75,10 @@ def attended(
 ) -> See:
     """Attention of all blocks over their context and each over itself.
 
-    The last `window` positions count the row itself, as everywhere.
+    The last `window` positions count the row itself, as everywhere. Unlike in decoding (see
+    `jspec.drafters.dflash_net.block_sights`), a window smaller than the block does not cut the block.
+
+    Source: SpecForge a6b6b023, sliding layers of its block masks.
     """
     decoder = config.decoder
 

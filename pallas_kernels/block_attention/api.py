@@ -42,7 +42,8 @@ def attend_blocks(
       anchors: the token at which a block stands, where row i has the place anchor + i; start = anchor: it sees none.
       scale: factor on q . k.
       causal: in its block a row sees itself and those before it; else all of them.
-      window: the last places that a row sees, its own among them, in the context as in the block; None = all.
+      window: the last places that a row sees of the context, its own counted; None = all. It does not cut the
+        block.
       implementation: as in `pallas_kernels.attention.api.attend`.
 
     Raises:

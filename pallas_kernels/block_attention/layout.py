@@ -24,7 +24,7 @@ class Rules:
 
     scale: float
     block_size: int
-    window: int | None  # the last positions that a row sees, its own included; None = all
+    window: int | None  # of the context: the last positions that a row sees, its own included; None = all
     causal: bool  # in its own block a row sees itself and those before it, else all
     tight: int | None = None  # so many blocks fill a tile; None = registers, as kernels need it
 
@@ -45,13 +45,8 @@ class Rules:
 
     def inside_of_block(self) -> np.ndarray:
         """Which rows of its block (the second axis) a row of it (the first) sees."""
-        row = np.arange(self.block_size)
         seen = np.ones((self.block_size, self.block_size), np.bool_)
-        if self.causal:
-            seen &= row[None] <= row[:, None]
-        if self.window is not None:
-            seen &= row[None] > row[:, None] - self.window
-        return seen
+        return np.tril(seen) if self.causal else seen
 
     def inside(self) -> np.ndarray:
         """Which rows of a tile (the second axis) a row of it (the first) sees: those of its block."""

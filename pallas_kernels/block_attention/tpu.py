@@ -2,7 +2,6 @@
 lanes, so that what there is one of per query fills registers, in the kernel as in memory."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +14,9 @@ from jaxtyping import Array, Float
 from pallas_kernels.block_attention import tpu_kernel
 from pallas_kernels.block_attention.layout import Laid, Rules
 
-_VMEM = 64 * 2**20
+_PARAMS = pltpu.CompilerParams(
+    dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"), vmem_limit_bytes=64 * 2**20
+)
 
 
 @functools.partial(jax.jit, static_argnames=("rules", "interpret"))
@@ -34,12 +35,7 @@ def forward(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(rows, kv_heads, tiles, specs.context_tiles),
-            in_specs=[
-                specs.inside(rules),
-                *(specs.of_tile(x) for x in (laid.q, laid.k, laid.v)),
-                *(specs.of_context(x) for x in (laid.k_context, laid.v_context)),
-                specs.limits(),
-            ],
+            in_specs=specs.of_operands(rules),
             out_specs=[specs.of_tile(laid.q, value_size), specs.of_query()],
             scratch_shapes=[
                 pltpu.VMEM((1, queries), jnp.float32),
@@ -51,19 +47,10 @@ def forward(
             jax.ShapeDtypeStruct((rows, kv_heads, tiles, queries, value_size), laid.q.dtype),
             jax.ShapeDtypeStruct((rows, kv_heads, tiles, 1, queries), jnp.float32),
         ],
-        compiler_params=_params(4),
+        compiler_params=_PARAMS,
         cost_estimate=_cost(laid, 2),
         interpret=interpret,
-    )(
-        *specs.seen,
-        _inside(laid, rules),
-        laid.q,
-        laid.k,
-        laid.v,
-        laid.k_context,
-        laid.v_context,
-        _limits(laid),
-    )
+    )(*specs.seen, *_operands(laid, rules))
     return out, logsumexp[:, :, :, 0]
 
 
@@ -90,10 +77,7 @@ def backward(
             num_scalar_prefetch=2,
             grid=(rows, kv_heads, tiles, specs.context_tiles),
             in_specs=[
-                specs.inside(rules),
-                *(specs.of_tile(x) for x in (laid.q, laid.k, laid.v)),
-                *(specs.of_context(x) for x in (laid.k_context, laid.v_context)),
-                specs.limits(),
+                *specs.of_operands(rules),
                 specs.of_query(),
                 specs.of_query(),
                 specs.of_tile(d_out),
@@ -102,22 +86,10 @@ def backward(
             scratch_shapes=[pltpu.VMEM((head_size, queries), jnp.float32)],
         ),
         out_shape=like,
-        compiler_params=_params(4),
+        compiler_params=_PARAMS,
         cost_estimate=_cost(laid, 3),
         interpret=interpret,
-    )(
-        *specs.seen,
-        _inside(laid, rules),
-        laid.q,
-        laid.k,
-        laid.v,
-        laid.k_context,
-        laid.v_context,
-        _limits(laid),
-        logsumexp,
-        delta,
-        d_out,
-    )
+    )(*specs.seen, *_operands(laid, rules), logsumexp, delta, d_out)
     along = _Along(laid)
     d_k_context, d_v_context = pl.pallas_call(
         functools.partial(tpu_kernel.backward_of_context, scale=rules.scale),
@@ -139,7 +111,7 @@ def backward(
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (laid.k_context, laid.v_context)],
-        compiler_params=_params(4),
+        compiler_params=_PARAMS,
         cost_estimate=_cost(laid, 4),
         interpret=interpret,
     )(
@@ -164,26 +136,33 @@ class _Specs:
         self.context_tiles = laid.k_context.shape[2] // laid.tile_tokens
         self.seen = laid.seen_tiles()
 
-    def _spec(self, shape: tuple[int | None, ...], at: Callable[..., tuple[Any, ...]]) -> pl.BlockSpec:
-        return pl.BlockSpec(shape, at)
+    def of_operands(self, rules: Rules) -> list[pl.BlockSpec]:
+        """Of what both kernels along the queries read."""
+        laid = self.laid
+        return [
+            self.inside(rules),
+            *(self.of_tile(x) for x in (laid.q, laid.k, laid.v)),
+            *(self.of_context(x) for x in (laid.k_context, laid.v_context)),
+            self.limits(),
+        ]
 
     def inside(self, rules: Rules) -> pl.BlockSpec:
         """The mask inside blocks: always the same."""
-        return self._spec((rules.tile_rows, self.laid.q.shape[3]), lambda r, h, t, i, *_: (0, 0))
+        return pl.BlockSpec((rules.tile_rows, self.laid.q.shape[3]), lambda r, h, t, i, *_: (0, 0))
 
     def of_tile(self, array: Array, size: int | None = None) -> pl.BlockSpec:
         """Rows of one tile."""
         shape = (None, None, None, array.shape[3], size or array.shape[-1])
-        return self._spec(shape, lambda r, h, t, i, *_: (r, h, t, 0, 0))
+        return pl.BlockSpec(shape, lambda r, h, t, i, *_: (r, h, t, 0, 0))
 
     def of_query(self) -> pl.BlockSpec:
         """One number per query."""
         shape = (None, None, None, 1, self.laid.q.shape[3])
-        return self._spec(shape, lambda r, h, t, i, *_: (r, h, t, 0, 0))
+        return pl.BlockSpec(shape, lambda r, h, t, i, *_: (r, h, t, 0, 0))
 
     def limits(self) -> pl.BlockSpec:
         """The first context token that a query sees, and the one past the last."""
-        return self._spec((None, None, 2, self.laid.q.shape[3]), lambda r, h, t, i, *_: (r, t, 0, 0))
+        return pl.BlockSpec((None, None, 2, self.laid.q.shape[3]), lambda r, h, t, i, *_: (r, t, 0, 0))
 
     def of_context(self, array: Array) -> pl.BlockSpec:
         """A tile of the context; past those that are seen the last one stays, and is not copied again."""
@@ -192,7 +171,7 @@ class _Specs:
             last = jnp.maximum(end[r, t] - 1, 0)
             return r, h, jnp.minimum(first[r, t] + i, last), 0
 
-        return self._spec((None, None, self.laid.tile_tokens, array.shape[-1]), at)
+        return pl.BlockSpec((None, None, self.laid.tile_tokens, array.shape[-1]), at)
 
 
 class _Along:
@@ -241,6 +220,11 @@ class _Along:
         )
 
 
+def _operands(laid: Laid, rules: Rules) -> tuple[Array, ...]:
+    """Of the kernels along the queries, as `_Specs.of_operands` has them."""
+    return _inside(laid, rules), laid.q, laid.k, laid.v, laid.k_context, laid.v_context, _limits(laid)
+
+
 def _inside(laid: Laid, rules: Rules) -> Array:
     """[keys, queries] of a tile, 1 where seen."""
     group = laid.q.shape[3] // rules.tile_rows
@@ -249,11 +233,6 @@ def _inside(laid: Laid, rules: Rules) -> Array:
 
 def _limits(laid: Laid) -> Array:
     return jnp.stack([laid.first, laid.end], axis=2)
-
-
-def _params(dimensions: int) -> pltpu.CompilerParams:
-    semantics = ("parallel",) * (dimensions - 1) + ("arbitrary",)
-    return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=_VMEM)
 
 
 def _cost(laid: Laid, products: int) -> pl.CostEstimate:

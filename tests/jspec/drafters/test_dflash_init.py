@@ -118,3 +118,11 @@ def test_a_drafter_that_begins_with_the_target_makes_the_targets_values_of_the_c
         init_from_target(
             other, init_dflash_params(other, jax.random.key(0), jnp.float32), target, frozen.params
         )
+
+
+def test_a_window_that_would_cut_blocks_in_decoding_alone_is_refused():
+    target = tiny_target().target.config
+    sizes = dict(mask_token_id=31, target_layer_ids=(1,), window=4)
+    assert dflash_config_for(target, block_size=4, **sizes).decoder.window == 4
+    with pytest.raises(ValueError, match="window: expected at least the block of 5, got 4"):
+        dflash_config_for(target, block_size=5, **sizes)

@@ -52,7 +52,7 @@ def dense(q, k, v, k_context, v_context, starts, anchors, *, scale, causal=False
     seen = jnp.broadcast_to(seen, (*anchors.shape, block, tokens))
     own = row[None] <= row[:, None] if causal else np.ones((block, block), bool)
     if window is not None:
-        seen, own = seen & (token > place - window), own & (row[None] > row[:, None] - window)
+        seen = seen & (token > place - window)
     scores = jnp.einsum("rnihd,rthd->rnhit", q, k_context, precision="highest")
     inside = jnp.einsum("rnihd,rnjhd->rnhij", q, k, precision="highest")
     scores = jnp.concatenate(

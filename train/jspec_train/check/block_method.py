@@ -98,7 +98,7 @@ class BlockMethod:
         return DFlashObjective(config=self.config, chunk_blocks=16, selector=SelectorTerm(alpha=0.0))
 
     def check_objective(self) -> None:
-        """Refuses windows that end inside of a block."""
+        """See `Method.check_objective`."""
         self.objective()
 
     def predictions(
