@@ -13,6 +13,9 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.block_attention import reference, tpu
 from pallas_kernels.block_attention.layout import Rules, as_blocks, as_tiles, lay_out
 
+Arrays = tuple[Array, Array, Array, Array, Array]  # q, k, v, k_context, v_context
+Places = tuple[Array, Array]  # starts, anchors
+
 
 def attend_blocks(
     q: Float[Array, "rows blocks block heads head_size"],
@@ -60,20 +63,16 @@ def attend_blocks(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _attend(arrays: tuple[Array, ...], places: tuple[Array, Array], rules: Rules, implementation: str | None):
+def _attend(arrays: Arrays, places: Places, rules: Rules, implementation: str | None):
     return _saved(arrays, places, rules, implementation)[0]
 
 
-def _saved(
-    arrays: tuple[Array, ...], places: tuple[Array, Array], rules: Rules, implementation: str | None
-) -> tuple[Array, tuple]:
+def _saved(arrays: Arrays, places: Places, rules: Rules, implementation: str | None) -> tuple[Array, tuple]:
     saved = _chosen(_forward, rules, implementation, arrays, places)
     return saved[0], (arrays, places, *saved)
 
 
-def _forward(
-    run: ModuleType, rules: Rules, arrays: tuple[Array, ...], places: tuple[Array, Array]
-) -> tuple[Array, Array]:
+def _forward(run: ModuleType, rules: Rules, arrays: Arrays, places: Places) -> tuple[Array, Array]:
     """The output and, as [rows, blocks, block, heads], the log-sum-exp."""
     out, logsumexp = run.forward(lay_out(*arrays, *places, rules), rules)
     num_blocks = arrays[0].shape[1]
@@ -90,8 +89,8 @@ def _backward(
 def _gradients(
     run: ModuleType,
     rules: Rules,
-    arrays: tuple[Array, ...],
-    places: tuple[Array, Array],
+    arrays: Arrays,
+    places: Places,
     out: Array,
     logsumexp: Array,
     d_out: Array,
