@@ -279,7 +279,12 @@ class ResponseAnswer(Answer[ResponsesRequest]):
 
     def whole(self) -> dict[str, Any]:
         """The response as it is so far."""
-        body, usage, form, choice = self.body, self.usage, self.body.text_form, self.body.tool_choice
+        body, usage, form, choice = (
+            self.body,
+            self.usage,
+            self.body.text_form,
+            self.body.tool_choice or "auto",
+        )
         ended = self._status != "in_progress"
         incomplete = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
         return {
@@ -298,11 +303,7 @@ class ResponseAnswer(Answer[ResponsesRequest]):
             "store": False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True)},
-            "tool_choice": "auto"
-            if choice is None
-            else choice
-            if isinstance(choice, str)
-            else choice.model_dump(),
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [tool.model_dump() for tool in body.tools or []],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
